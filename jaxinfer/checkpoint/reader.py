@@ -23,6 +23,8 @@ CHUNK_BYTES = 1 << 20
 MAX_JSON_BYTES = 100 << 20
 """Largest JSON text accepted, which is also the safetensors format's own limit for its header."""
 
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
 _SIXTEEN_BIT_EXPONENTS = {np.dtype(np.float16): 0x7C00, np.dtype(ml_dtypes.bfloat16): 0x7F80}
 _EXTENDED_FLOATS = frozenset(
     np.dtype(t) for t in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu)

@@ -20,6 +20,7 @@ import numpy as np
 from jaxinfer.checkpoint.reader import (
     CHUNK_BYTES,
     MAX_JSON_BYTES,
+    PICKLE_SUFFIXES,
     Checkpoint,
     CheckpointError,
     TensorInfo,
@@ -31,7 +32,6 @@ from jaxinfer.checkpoint.reader import (
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 _REMEDY = "the file is damaged or truncated, download it again"
 _MAX_DIMS = 8
