@@ -98,7 +98,7 @@ def _resolve_tokenizer(tokenizer: str, token: str | None) -> Path:
 def _local_path(name: str, field: str) -> Path | None:
     """The path that a name is, or None for a hub id."""
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return path
     if name.endswith((".gguf", ".safetensors", ".bin")) or not _HUB_ID.fullmatch(name):
         raise CheckpointError(
