@@ -1,0 +1,101 @@
+"""Frozen configuration dataclasses. They compose; none inherits from another, and nothing here imports jax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context.
+
+    kind: "linear" divides every frequency by `factor`; "llama3" divides the low frequencies only, with a smooth
+    ramp between the two wavelength bounds (Llama 3.1); "frequencies" divides by one given factor a frequency
+    (what a GGUF file's `rope_freqs.weight` holds).
+    """
+
+    kind: str
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    divisors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a decoder-only model: what every layer, the cache and the planner need to know.
+
+    `sliding_windows` has one entry a layer: the number of positions a query sees, itself included, or 0 for all.
+    """
+
+    architecture: str
+    vocab_size: int
+    embed_dim: int
+    ffn_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
+    qk_norm: bool = False
+    sliding_windows: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "embed_dim", "ffn_dim", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model config: {name}={getattr(self, name)} must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"model config: num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"model config: head_dim={self.head_dim} must be even for rotary embedding")
+        if self.sliding_windows and len(self.sliding_windows) != self.num_layers:
+            raise ValueError(
+                f"model config: sliding_windows has {len(self.sliding_windows)} entries for {self.num_layers} layers"
+            )
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV cache. `num_pages` counts the null page 0; 0 means that the planner chooses."""
+
+    page_size: int = 16
+    num_pages: int = 0
+    kv_cache_dtype: str = "auto"
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of one step and of one request, in tokens and rows."""
+
+    max_model_len: int = 2048
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    dtype: str = "float32"
+    seed: int = 0
+    gpu_memory_utilization: float = 0.9
+    max_logprobs: int = 20
+    batch_invariant: bool = True

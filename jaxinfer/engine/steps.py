@@ -1,0 +1,53 @@
+"""The pure functions that run on the device: one forward over flat ragged tokens, and the head over chosen rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxinfer.cache.paged_kv import PagedKVCache
+from jaxinfer.layers.attention import AttentionInputs, locate
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepInputs:
+    """One step's rows, which share `tokens`: prefill chunks, decodes and verifications alike.
+
+    Row b owns tokens query_start[b] ... query_start[b + 1] - 1, the last of its context_lens[b] positions. Rows past
+    the last have no tokens, context 0 and a table of null pages. Only the hidden states at `logit_rows` reach the head.
+    """
+
+    tokens: Int[Array, " T"]
+    query_start: Int[Array, " B1"]
+    context_lens: Int[Array, " B"]
+    page_table: Int[Array, "B P"]
+    logit_rows: Int[Array, " R"]
+
+
+def make_forward(graphdef: Any, treedef: Any, *, tile_queries: int) -> Callable[..., Any]:
+    """A jitted `(leaves, cache, inputs) -> (hidden [T, D], logits [R, V], cache)`; the cache is donated.
+
+    `leaves` are the parameters as a flat tuple: jit flattens one in C++, where a module state costs milliseconds.
+    """
+
+    def forward(
+        leaves: tuple[Array, ...], cache: PagedKVCache, inputs: StepInputs
+    ) -> tuple[Float[Array, "T D"], Float[Array, "R V"], PagedKVCache]:
+        model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+        num_tokens = inputs.tokens.shape[0]
+        _, positions, slots = locate(
+            inputs.page_table, inputs.query_start, inputs.context_lens, num_tokens, cache.page_size
+        )
+        attention = AttentionInputs(
+            positions, slots, inputs.page_table, inputs.query_start, inputs.context_lens, tile_queries=tile_queries
+        )
+        hidden, cache = model(inputs.tokens, cache, attention)
+        return hidden, model.logits(hidden[inputs.logit_rows]), cache
+
+    return jax.jit(forward, donate_argnums=1)
