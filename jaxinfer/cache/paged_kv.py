@@ -9,6 +9,7 @@ Page 0 is the null page: padding tokens write there and padding table entries re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,8 @@ from jaxtyping import Array, Float, Int
 class PagedKVCache:
     """Keys and values of every layer; donated to each step, which returns it updated in place."""
 
-    k: Float[Array, "L pages K page_size H"]
-    v: Float[Array, "L pages K page_size H"]
+    k: Any  # [L, pages, K, page_size, H]; jax also builds this class with other leaves than arrays
+    v: Any
 
     @property
     def page_size(self) -> int:

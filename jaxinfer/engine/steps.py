@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxinfer.cache.paged_kv import PagedKVCache
 from jaxinfer.layers.attention import AttentionInputs, locate
@@ -21,13 +21,14 @@ class StepInputs:
 
     Row b owns tokens query_start[b] ... query_start[b + 1] - 1, the last of its context_lens[b] positions. Rows past
     the last have no tokens, context 0 and a table of null pages. Only the hidden states at `logit_rows` reach the head.
+    NumPy arrays on the host, JAX arrays in a step.
     """
 
-    tokens: Int[Array, " T"]
-    query_start: Int[Array, " B1"]
-    context_lens: Int[Array, " B"]
-    page_table: Int[Array, "B P"]
-    logit_rows: Int[Array, " R"]
+    tokens: Any  # int32 [T]
+    query_start: Any  # int32 [B + 1]
+    context_lens: Any  # int32 [B]
+    page_table: Any  # int32 [B, P]
+    logit_rows: Any  # int32 [R]
 
 
 def make_forward(graphdef: Any, treedef: Any, *, tile_queries: int) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +27,11 @@ class AttentionInputs:
     `positions` and `slots` are those of the T tokens; padding tokens have slots in the null page.
     """
 
-    positions: Int[Array, " T"]
-    slots: Int[Array, " T"]
-    page_table: Int[Array, "B P"]
-    query_start: Int[Array, " B1"]
-    context_lens: Int[Array, " B"]
+    positions: Any  # int32 [T]
+    slots: Any  # int32 [T]
+    page_table: Any  # int32 [B, P]
+    query_start: Any  # int32 [B + 1]
+    context_lens: Any  # int32 [B]
     tile_queries: int = field(metadata={"static": True}, default=1)
     implementation: str | None = field(metadata={"static": True}, default=None)
 

@@ -43,10 +43,12 @@ class Decoder(nnx.Module):
         self.config = config
         self.embed = nnx.Param(normal(rngs, (config.vocab_size, config.embed_dim), dtype, 1.0))
 
-        def make_layer(rngs: nnx.Rngs) -> DecoderLayer:
+        @nnx.split_rngs(splits=config.num_layers)
+        @nnx.vmap
+        def make_layers(rngs: nnx.Rngs) -> DecoderLayer:
             return DecoderLayer(config, dtype=dtype, rngs=rngs)
 
-        self.layers = nnx.vmap(make_layer)(rngs.fork(split=config.num_layers))
+        self.layers = make_layers(rngs)
         self.norm = RMSNorm(config.embed_dim, eps=config.norm_eps, dtype=dtype)
         head_shape = (config.vocab_size, config.embed_dim)
         self.head = None if config.tie_embeddings else nnx.Param(normal(rngs, head_shape, dtype, head_shape[1] ** -0.5))

@@ -1,0 +1,1 @@
+"""Who runs in the next step. Host only: no jax, no model."""

@@ -1,0 +1,111 @@
+"""The default model through the paged step: golden outputs, the same bits in every shape, no copy of the cache."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxinfer.engine.buckets import Bucket
+from jaxinfer.engine.inputs import Row
+from jaxinfer.engine.load import load_model
+from jaxinfer.engine.runner import ModelRunner
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "smollm2_f32.json").read_text())
+CHUNK, DECODE = Bucket(128, 32, 16), Bucket(8, 8, 1)
+BUCKETS = [Bucket(512, 32, 16), CHUNK, Bucket(32, 32, 1), DECODE]
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path):
+    return load_model(smollm2_path, "float32")
+
+
+@pytest.fixture(scope="module", params=[16, 32])
+def runner(request, smollm2):
+    size = request.param
+    return ModelRunner(
+        smollm2, BUCKETS, num_pages=2048 // size + 1, page_size=size, table_width=1024 // size, kv_dtype="float32"
+    )
+
+
+def pages_of(runner: ModelRunner, num_tokens: int, first: int = 1) -> list[int]:
+    return list(range(first, first - (-num_tokens // runner.cache.page_size)))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    peak = logits.max(-1, keepdims=True)
+    return logits - peak - np.log(np.exp(logits - peak).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("item", GOLDEN["items"], ids=[item["name"] for item in GOLDEN["items"]])
+def test_greedy_continuation_equals_golden(runner, item):
+    prompt = item["prompt_ids"]
+    pages = pages_of(runner, len(prompt) + 64)
+    done = 0
+    while done < len(prompt):  # chunked, so that long prompts fit the bucket
+        chunk = prompt[done : done + 500]
+        done += len(chunk)
+        _, logits = runner.run([Row(chunk, done, pages)])
+    context, ids, logprobs = len(prompt), [], []
+    for _ in range(24):
+        row = log_softmax(np.asarray(logits)[0])
+        ids.append(int(row.argmax()))
+        logprobs.append(row.max())
+        context += 1
+        _, logits = runner.run([Row(ids[-1:], context, pages)])
+    assert ids == item["ids"][:24]
+    np.testing.assert_allclose(logprobs, item["logprobs"][:24], rtol=0, atol=1e-3)
+
+
+def test_same_row_same_bits(runner):
+    """A token's logits do not depend on chunking, on the rows beside it, or on the pages it lies in."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 49152, 300).tolist()
+
+    def last_logits(chunks: list[int], num_neighbours: int, first_page: int) -> np.ndarray:
+        pages = pages_of(runner, 300, first_page)
+        context = 0
+        logits = None
+        for size in chunks:
+            context += size
+            row = Row(ids[context - size : context], context, pages)
+            others = [Row([7], 1, [40 + i]) for i in range(num_neighbours)]
+            _, logits = runner.run([*others, row])
+        return np.asarray(logits)[num_neighbours]
+
+    whole = last_logits([300], 0, 1)
+    for chunks, neighbours, first_page in [
+        ([100, 100, 100], 0, 5),
+        ([64, 64, 64, 64, 44], 3, 2),
+        ([299, 1], 0, 3),
+        ([299, 1], 6, 1),
+        ([280] + [1] * 20, 20, 4),
+    ]:
+        np.testing.assert_array_equal(last_logits(chunks, neighbours, first_page), whole)
+
+
+@pytest.mark.parametrize("bucket", BUCKETS, ids=str)
+def test_no_cache_sized_copy(runner, bucket):
+    """The donated cache is updated in place: nothing of its size is copied, and nothing near it is temporary."""
+    program = runner.program(bucket)
+    size, page_shape = runner.cache.k.size, list(runner.cache.k.shape[-2:])
+    for line in program.as_text().splitlines():
+        match = re.search(r"= f32\[([\d,]+)\]\S* (copy|dynamic-slice|slice|transpose|concatenate)\(", line)
+        shape = [int(n) for n in match[1].split(",")] if match else []
+        if shape[-2:] == page_shape:
+            assert np.prod(shape) < size / runner.cache.k.shape[0], line.strip()[:200]
+    assert program.memory_analysis().alias_size_in_bytes >= 2 * size * 4
+
+
+def test_no_compile_after_warm_up(runner):
+    for bucket in BUCKETS:
+        runner.program(bucket)
+    before = runner.num_compiles
+    runner.run([Row([1, 2, 3], 3, [1])])
+    runner.run([Row([4], 4, [1])])
+    assert runner.num_compiles == before == len(BUCKETS)

@@ -1,0 +1,75 @@
+"""Both implementations against float64 NumPy, over ragged rows, groupings, windows, soft caps and sinks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pallas_kernels.paged_attention import IMPLEMENTATIONS, paged_attention
+
+QUERY_LENS = [1, 20, 0, 7, 1, 33, 1]
+CONTEXT_LENS = np.array([5, 20, 0, 300, 129, 450, 1], np.int32)
+NUM_PADDING = 9
+
+
+def oracle(q, k_pages, v_pages, table, query_start, scale, window, softcap, sinks):
+    """Attention from its definition, one row and one head at a time."""
+    out = np.zeros(q.shape)
+    group = q.shape[1] // k_pages.shape[1]
+    for row, context in enumerate(CONTEXT_LENS):
+        start, end = query_start[row], query_start[row + 1]
+        k, v = (np.concatenate([pool[p] for p in table[row]], axis=1).astype(np.float64) for pool in (k_pages, v_pages))
+        for token in range(start, end):
+            position = context - (end - token)
+            low = max(0, position - window + 1) if window else 0
+            for head in range(q.shape[1]):
+                keys = k[head // group, low : position + 1]
+                scores = keys @ q[token, head].astype(np.float64) * scale
+                scores = softcap * np.tanh(scores / softcap) if softcap else scores
+                weights = np.exp(scores - scores.max())
+                total = weights.sum() + (np.exp(sinks[head] - scores.max()) if sinks is not None else 0)
+                out[token, head] = weights @ v[head // group, low : position + 1] / total
+    return out
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "page_size,num_heads,num_kv_heads,tile_queries,window,softcap,with_sinks",
+    [
+        (16, 9, 3, 1, 0, 0.0, False),
+        (16, 9, 3, 16, 50, 0.0, False),
+        (32, 4, 4, 1, 0, 0.0, True),
+        (32, 4, 1, 4, 130, 20.0, True),
+        (16, 4, 4, 16, 1, 0.0, False),
+    ],
+)
+def test_against_float64(implementation, page_size, num_heads, num_kv_heads, tile_queries, window, softcap, with_sinks):
+    rng = np.random.default_rng(1)
+    width = 512 // page_size
+    num_pages = len(QUERY_LENS) * width + 1
+    k_pages, v_pages = rng.standard_normal((2, 2, num_pages, num_kv_heads, page_size, 8)).astype(np.float32)
+    table = (rng.permutation(num_pages - 1) + 1).reshape(len(QUERY_LENS), width).astype(np.int32)
+    query_start = np.concatenate([[0], np.cumsum(QUERY_LENS)]).astype(np.int32)
+    q = rng.standard_normal((query_start[-1] + NUM_PADDING, num_heads, 8)).astype(np.float32)
+    sinks = rng.standard_normal(num_heads).astype(np.float32) if with_sinks else None
+    arrays = [np.asarray(a) for a in (q, k_pages, v_pages)]
+    import jax.numpy as jnp
+
+    got = paged_attention(
+        *map(jnp.asarray, arrays), 1, jnp.asarray(table), jnp.asarray(query_start), jnp.asarray(CONTEXT_LENS),
+        scale=0.3, window=window, softcap=softcap, sinks=None if sinks is None else jnp.asarray(sinks),
+        tile_queries=tile_queries, implementation=implementation,
+    )  # fmt: skip
+    expected = oracle(q, k_pages[1], v_pages[1], table, query_start, 0.3, window, softcap, sinks)
+    np.testing.assert_allclose(np.asarray(got)[: query_start[-1]], expected[: query_start[-1]], atol=3e-6)
+
+
+def test_unknown_implementation_is_refused():
+    import jax.numpy as jnp
+
+    zeros = jnp.zeros((1, 2, 1, 16, 8))
+    with pytest.raises(ValueError, match="mosaic"):
+        paged_attention(
+            jnp.zeros((8, 1, 8)), zeros, zeros, 0, jnp.zeros((1, 1), jnp.int32), jnp.zeros(2, jnp.int32),
+            jnp.zeros(1, jnp.int32), implementation="mosaic",
+        )  # fmt: skip
