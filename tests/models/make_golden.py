@@ -41,6 +41,7 @@ class Variant:
 
     family: str
     settings: dict[str, Any] = field(default_factory=dict)
+    classic_config: bool = True  # `rope_theta` and `rope_scaling`, as most published models; else `rope_parameters`
 
 
 BASE: dict[str, Any] = dict(
@@ -65,21 +66,22 @@ LLAMA3_SCALING = dict(
 )
 VARIANTS = {
     "llama-mha": Variant("Llama"),
-    "llama-gqa-tied": Variant("Llama", dict(num_key_value_heads=2, tie_word_embeddings=True)),
+    "llama-gqa-tied": Variant("Llama", dict(num_key_value_heads=2, tie_word_embeddings=True), classic_config=False),
     "llama-mqa": Variant("Llama", dict(num_key_value_heads=1)),
     "llama-bias": Variant("Llama", dict(num_key_value_heads=2, attention_bias=True, mlp_bias=True)),
     "llama31-rope": Variant("Llama", dict(num_key_value_heads=2, rope_theta=500.0, rope_scaling=LLAMA3_SCALING)),
-    "llama-linear-rope": Variant("Llama", dict(rope_scaling=dict(rope_type="linear", factor=4.0))),
+    "llama-linear-rope": Variant(
+        "Llama", dict(rope_theta=2000.0, rope_scaling=dict(rope_type="linear", factor=4.0)), classic_config=False
+    ),
     "llama-head-dim-24": Variant("Llama", dict(head_dim=24, num_attention_heads=3, num_key_value_heads=1)),
     "mistral-window": Variant("Mistral", dict(num_key_value_heads=2, sliding_window=8, head_dim=12)),
     "qwen2": Variant("Qwen2", dict(num_key_value_heads=2, tie_word_embeddings=True, rope_theta=1000.0)),
-    "qwen3": Variant("Qwen3", dict(num_key_value_heads=2, head_dim=20, num_hidden_layers=3, rms_norm_eps=1e-6)),
+    "qwen3": Variant("Qwen3", dict(num_key_value_heads=2, head_dim=20, rope_theta=5000.0)),
     "smollm2": Variant(
         "Llama",
         dict(
             hidden_size=54,
-            intermediate_size=144,
-            num_hidden_layers=3,
+            intermediate_size=72,
             num_attention_heads=9,
             num_key_value_heads=3,
             tie_word_embeddings=True,
@@ -130,6 +132,16 @@ def expected(model: torch.nn.Module, tokens: np.ndarray) -> dict[str, np.ndarray
     }
 
 
+def make_classic(path: Path) -> None:
+    """Rewrites a config.json as transformers before version 5 did."""
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def make(name: str, variant: Variant) -> None:
     folder = GOLDEN / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -138,6 +150,8 @@ def make(name: str, variant: Variant) -> None:
     arrays = expected(model, tokens.astype(np.int32))
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if variant.classic_config:
+        make_classic(folder / "config.json")
     np.savez_compressed(folder / "expected.npz", **arrays)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir())
     top = np.sort(arrays["greedy_logits"], axis=-1)
