@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 FANOUT = 64
 
@@ -24,12 +24,12 @@ def uniforms(seed: UInt32[Array, "B 2"], choice: Int[Array, " B"], position: Int
     return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
 
 
-def inverse_cdf(weights: Float[Array, "B V"], u: Float[Array, " B"]) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """The first token whose cumulative weight exceeds u · total, and whether the row has any weight at all.
+def inverse_cdf(weights: Float[Array, "B V"], u: Float[Array, " B"]) -> Int[Array, " B"]:
+    """The first token whose cumulative weight exceeds u · total.
 
     Three levels of sums, each searched in token order, stand for the cumulative sum over V, whose XLA form on a CPU
     costs ten times as much. Every level takes only children of positive weight, so rounding can never select a
-    token of weight zero. A row of zeros gives token 0.
+    token of weight zero. A row without any gives token 0.
     """
     num_rows, vocab_size = weights.shape
     weights = jnp.pad(weights, ((0, 0), (0, -vocab_size % FANOUT**2)))
@@ -42,7 +42,7 @@ def inverse_cdf(weights: Float[Array, "B V"], u: Float[Array, " B"]) -> tuple[In
     node, rest = _descend(nodes[rows, root], rest)
     block = root * FANOUT + node
     leaf, _ = _descend(leaves[rows, block], rest)
-    return block * FANOUT + leaf, total > 0
+    return (block * FANOUT + leaf).astype(jnp.int32)
 
 
 def _descend(weights: Float[Array, "B N"], target: Float[Array, " B"]) -> tuple[Array, Array]:

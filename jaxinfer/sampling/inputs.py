@@ -56,7 +56,7 @@ class SamplingInputs:
     ) -> SamplingInputs:
         """Host arrays with every option off and every row padding: not `valid`, on lane `num_lanes` (the last)."""
 
-        def full(value: float, dtype: Any) -> np.ndarray:
+        def full(value: float | int, dtype: Any) -> np.ndarray:
             return np.full(num_rows, value, dtype)
 
         return cls(

@@ -29,7 +29,7 @@ class LogitsProcessor:
 
     name: str
     fn: ProcessorFn
-    params: Mapping[str, float] = field(default_factory=dict)
+    params: Mapping[str, float | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -41,7 +41,7 @@ class LogitsProcessor:
         # Hashable and fixed, so that a tuple of processors can be a static argument of a jitted step.
         object.__setattr__(self, "params", _FrozenParams({k: float(v) for k, v in self.params.items()}))
 
-    def resolve(self, given: Mapping[str, float]) -> dict[str, float]:
+    def resolve(self, given: Mapping[str, float | int]) -> dict[str, float]:
         """A request's parameters with defaults filled in. Raises `ValueError` for a name that was not declared."""
         unknown = sorted(set(given) - set(self.params))
         if unknown:

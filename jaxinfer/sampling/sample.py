@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float
 from jaxinfer.sampling.draw import inverse_cdf, uniforms
 from jaxinfer.sampling.filters import kept_weights
 from jaxinfer.sampling.inputs import SamplingInputs
-from jaxinfer.sampling.logprobs import chosen_logprobs, first_argmax, log_normalizer, ranks, top_tokens
+from jaxinfer.sampling.logprobs import first_argmax, log_normalizer, pick, ranks, top_tokens
 from jaxinfer.sampling.processors import LogitsProcessor, apply_processors
 from jaxinfer.sampling.state import SamplingState, record_tokens
 
@@ -60,31 +60,30 @@ def sample(
 
     `num_logprobs` (most log-probabilities that a request may ask for) and `processors` are static.
     """
-    raw, bad = _without_bad_rows(logits.astype(jnp.float32))
-    adjusted, bad_adjusted = _without_bad_rows(_adjust(raw, state, inputs, processors))
-    empty = jnp.max(adjusted, axis=-1) == -jnp.inf
-    greedy = first_argmax(adjusted)
-    random = (inputs.temperature > 0) & inputs.valid & ~empty
-    tokens = jax.lax.cond(jnp.any(random), partial(_draw, inputs=inputs), lambda x, token: token, adjusted, greedy)
-    tokens = jnp.where(random, tokens, greedy)
-    tokens = jnp.where(inputs.valid & ~empty, tokens, 0)
-    rank, top_ids, top_logprobs = _describe(raw, tokens, inputs.want_logprobs & inputs.valid, num_logprobs)
+    raw = logits.astype(jnp.float32)
+    normalizer = log_normalizer(raw)
+    adjusted = _adjust(raw, state, inputs, processors)
+    greedy, peak = first_argmax(adjusted)
+    # NaN and +inf fail both comparisons. Such a row yields no weights below, and so disturbs no other.
+    bad = ~((normalizer < jnp.inf) & (peak < jnp.inf))
+    empty = peak == -jnp.inf
+    usable = inputs.valid & ~bad & ~empty
+    random = usable & (inputs.temperature > 0)
+    draw = partial(_draw, inputs=inputs, random=random)
+    tokens = jax.lax.cond(jnp.any(random), draw, lambda logits, peak, greedy: greedy, adjusted, peak, greedy)
+    tokens = jnp.where(usable, tokens, 0)
+    wanted = inputs.want_logprobs & inputs.valid
+    rank, top_ids, top_logprobs = _describe(raw, normalizer, tokens, wanted, num_logprobs)
     output = SampleOutput(
         tokens=tokens,
-        logprob=chosen_logprobs(raw, tokens),
+        logprob=pick(raw, tokens) - normalizer,
         rank=rank,
         top_ids=top_ids,
         top_logprobs=top_logprobs,
         mask_empty=empty & inputs.valid,
-        bad_logits=(bad | bad_adjusted) & inputs.valid,
+        bad_logits=bad & inputs.valid,
     )
     return record_tokens(state, inputs.lane, tokens, inputs.valid), output
-
-
-def _without_bad_rows(logits: Float[Array, "B V"]) -> tuple[Float[Array, "B V"], Bool[Array, " B"]]:
-    """Rows with NaN or +inf replaced by zeros, so that no later step has to consider them; and which rows they are."""
-    bad = ~jnp.all(logits < jnp.inf, axis=-1)
-    return jnp.where(bad[:, None], 0.0, logits), bad
 
 
 def _adjust(
@@ -130,23 +129,31 @@ def _apply_penalties(
     return jnp.where(inputs.use_penalties[:, None], changed, logits)
 
 
-def _draw(logits: Float[Array, "B V"], fallback: Array, *, inputs: SamplingInputs) -> Array:
-    """A token from each row's distribution; `fallback` where nothing is left to draw from."""
+def _draw(
+    logits: Float[Array, "B V"], peak: Array, greedy: Array, *, inputs: SamplingInputs, random: Bool[Array, " B"]
+) -> Array:
+    """A token from the distribution of each row in `random`; the `greedy` one in the others."""
     temperature = jnp.maximum(inputs.temperature, MIN_TEMPERATURE)[:, None]
-    peak = jnp.max(logits, axis=-1, keepdims=True)
-    peak = jnp.where(peak == -jnp.inf, 0.0, peak)
-    weights = jnp.exp((logits - peak) / temperature)
-    options = {name: getattr(inputs, name) for name in ("top_k", "top_p", "min_p", "typical_p")}
-    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
-    # Greedy rows must not cost the others a search.
-    options = {n: jnp.where(inputs.valid & (inputs.temperature > 0), v, off[n]) for n, v in options.items()}
-    weights = kept_weights(logits, weights, **options)
-    token, drawn = inverse_cdf(weights, uniforms(inputs.seed, inputs.choice, inputs.position))
-    return jnp.where(drawn, token, fallback).astype(fallback.dtype)
+    weights = jnp.exp((logits - peak[:, None]) / temperature)
+    weights = kept_weights(
+        logits,
+        weights,
+        # Off in the other rows, which must not make these pay for a search.
+        top_k=jnp.where(random, inputs.top_k, 0),
+        top_p=jnp.where(random, inputs.top_p, 1.0),
+        min_p=jnp.where(random, inputs.min_p, 0.0),
+        typical_p=jnp.where(random, inputs.typical_p, 1.0),
+    )
+    token = inverse_cdf(weights, uniforms(inputs.seed, inputs.choice, inputs.position))
+    return jnp.where(random, token, greedy)
 
 
 def _describe(
-    logits: Float[Array, "B V"], tokens: Array, wanted: Bool[Array, " B"], num_logprobs: int
+    logits: Float[Array, "B V"],
+    normalizer: Float[Array, " B"],
+    tokens: Array,
+    wanted: Bool[Array, " B"],
+    num_logprobs: int,
 ) -> tuple[Array, Array, Array]:
     """Rank of the sampled token, and ids and log-probabilities of the likeliest, for the rows that want them."""
     num_rows = tokens.shape[0]
@@ -154,7 +161,7 @@ def _describe(
     def describe() -> tuple[Array, Array, Array]:
         values, ids = top_tokens(logits, num_logprobs)
         shown = wanted[:, None]
-        top_logprobs = jnp.where(shown, values - log_normalizer(logits)[:, None], 0.0)
+        top_logprobs = jnp.where(shown, values - normalizer[:, None], 0.0)
         return jnp.where(wanted, ranks(logits, tokens), 0), jnp.where(shown, ids, 0), top_logprobs
 
     def nothing() -> tuple[Array, Array, Array]:
