@@ -1,0 +1,26 @@
+"""An inference runtime for language models in JAX: `generate`, `LLM`, `SamplingParams` and the output types.
+
+Names load on first use, so that importing the package loads neither jax nor flax.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxinfer.llm import LLM, generate
+    from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "generate"]
+_HOMES = {"LLM": "jaxinfer.llm", "generate": "jaxinfer.llm"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'jaxinfer' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "jaxinfer.request")), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]
