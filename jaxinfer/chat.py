@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}")
         return 1
     print("Type a message; /help lists the commands.")
-    settings: dict[str, float] = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 512}
+    settings: dict[str, float | int] = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 512}
     opening = [{"role": "system", "content": arguments.system}] if arguments.system else []
     messages = list(opening)
     while True:
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             messages = _answer(llm, [*messages, {"role": "user", "content": line}], settings)
 
 
-def _set(settings: dict[str, float], words: list[str]) -> dict[str, float]:
+def _set(settings: dict[str, float | int], words: list[str]) -> dict[str, float | int]:
     try:
         name, text = words
         changed = {**settings, name: float(text) if "." in text else int(text)}
@@ -58,7 +58,7 @@ def _set(settings: dict[str, float], words: list[str]) -> dict[str, float]:
     return changed
 
 
-def _answer(llm: LLM, messages: list[dict[str, str]], settings: dict[str, float]) -> list[dict[str, str]]:
+def _answer(llm: LLM, messages: list[dict[str, str]], settings: dict[str, float | int]) -> list[dict[str, str]]:
     pieces: list[str] = []
     try:
         ids = llm.tokenizer.apply_chat_template(messages)

@@ -141,7 +141,7 @@ class LLM:
         finally:
             self.engine.abort(request_id)
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, int]:
         """Counts of the engine: running, queued, pages used and in all, compiled programs."""
         return self.engine.stats()
 

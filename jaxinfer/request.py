@@ -22,14 +22,14 @@ class SamplingParams:
     """
 
     n: int = 1
-    temperature: float = 1.0
+    temperature: float | int = 1.0
     top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
+    top_p: float | int = 1.0
+    min_p: float | int = 0.0
+    repetition_penalty: float | int = 1.0
+    presence_penalty: float | int = 0.0
+    frequency_penalty: float | int = 0.0
+    logit_bias: Mapping[int, float | int] | None = None
     allowed_token_ids: Sequence[int] | None = None
     seed: int | None = None
     max_tokens: int | None = 16
@@ -64,7 +64,9 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids is empty: no token could be sampled; leave it out to allow all")
 
-    def _check_number(self, name: str, low: float, high: float, whole: bool = False, above: bool = False) -> None:
+    def _check_number(
+        self, name: str, low: float | int, high: float | int, whole: bool = False, above: bool = False
+    ) -> None:
         value = getattr(self, name)
         kinds = int if whole else (int, float)
         good = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)

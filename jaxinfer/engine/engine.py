@@ -186,7 +186,7 @@ class Engine:
             found.setdefault(other, Logprob(float(arrays["top_logprobs"][row, rank]), rank + 1, text(other)))
         return found
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, int]:
         """Counts as they stand; pages exclude the null page."""
         return {
             "num_running": len(self.scheduler.running),
