@@ -9,7 +9,6 @@ depends on that row alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -128,55 +127,42 @@ def _bisect(
 ) -> Cut:
     """The shortest prefix, by falling value and rising id, whose weights sum to at least `target`.
 
-    One row after the other: on a CPU a row stays in the cache through its thirty passes, where a batch would be read
-    from memory each time, and rows that are not `active` (their cut is arbitrary) cost nothing.
-    """
-
-    def row(args: tuple[Array, Array, Array, Array]) -> Cut:
-        values, weights, target, active = args
-        nothing = Cut(jnp.float32(0), jnp.int32(0))
-        return jax.lax.cond(active, lambda: _bisect_row(values, weights, target), lambda: nothing)
-
-    return jax.lax.map(row, (values, weights, target, active))
-
-
-def _bisect_row(values: Float[Array, " V"], weights: Float[Array, " V"], target: Float[Array, ""]) -> Cut:
-    """`_bisect` for one row with at least one positive weight.
-
     Sums of more tokens are never smaller, also in floating point, because the order of addition is fixed; so
-    bisection is exact for these sums.
+    bisection is exact for these sums. Rows that are not `active` give an arbitrary cut and cost no iteration.
     """
     present = weights > 0
-    peak = jnp.max(jnp.where(present, values, -jnp.inf))
-    bottom = jnp.min(jnp.where(present, values, jnp.inf))
+    peak = jnp.max(jnp.where(present, values, -jnp.inf), axis=-1)
+    bottom = jnp.min(jnp.where(present, values, jnp.inf), axis=-1)
+    active = active & (peak >= bottom)
 
     def weigh(kept: Array) -> Array:
-        return row_sum(jnp.where(kept, weights, 0.0)[None])[0]
+        return row_sum(jnp.where(kept, weights, 0.0))
 
     def enough(key: Array) -> Array:
-        return weigh(values >= _float_of(key)) >= target
+        return weigh(values >= _float_of(key)[:, None]) >= target
 
-    # Kept at the lower key, not kept at the upper one; keys are integers in the order of the floats.
-    low, _ = _search(enough, _key_of(bottom), _key_of(peak) + 1)
-    value = _float_of(low)
+    # Kept at `low`, not kept at `high`; both are keys, integers in the order of the floats.
+    low = jnp.where(active, _key_of(bottom), 0)
+    high = jnp.where(active, _key_of(peak) + 1, 1)
+    low, _ = _search(enough, low, high)
+    value = jnp.where(active, _float_of(low), 0.0)
 
     # Among equal values, the lowest last id that is enough. One such token needs no search.
     ids = jnp.arange(values.shape[-1], dtype=jnp.int32)
-    tied = present & (values == value)
-    first = jnp.min(jnp.where(tied, ids, values.shape[-1]))
-    last = jnp.max(jnp.where(tied, ids, -1))
-    above = values > value
+    tied = present & (values == value[:, None])
+    first = jnp.min(jnp.where(tied, ids, values.shape[-1]), axis=-1)
+    last = jnp.max(jnp.where(tied, ids, -1), axis=-1)
+    above = values > value[:, None]
 
     def short(end: Array) -> Array:
-        return weigh(above | (tied & (ids <= end))) < target
+        return weigh(above | (tied & (ids <= end[:, None]))) < target
 
-    _, last_id = _search(short, jnp.where(last > first, first - 1, last - 1), last)
+    search = active & (last > first)
+    _, last_id = _search(short, jnp.where(search, first - 1, last - 1), last)
     return Cut(value, last_id)
 
 
-def _search(
-    holds: Callable[[Array], Array], low: Int[Array, "*n"], high: Int[Array, "*n"]
-) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
+def _search(holds, low: Int[Array, " B"], high: Int[Array, " B"]) -> tuple[Array, Array]:
     """Neighbouring integers between which `holds` turns from true (at `low`, not tried) to false (at `high`)."""
 
     def unresolved(bounds: tuple[Array, Array]) -> Array:
@@ -193,13 +179,13 @@ def _search(
     return jax.lax.while_loop(unresolved, halve, (low, high))
 
 
-def _key_of(x: Float[Array, "*n"]) -> Int[Array, "*n"]:
+def _key_of(x: Float[Array, " B"]) -> Int[Array, " B"]:
     """Integers in the order of finite float32 values; both zeros give 0."""
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     return jnp.where(bits < 0, jnp.int32(-(2**31)) - bits, bits)
 
 
-def _float_of(key: Int[Array, "*n"]) -> Float[Array, "*n"]:
+def _float_of(key: Int[Array, " B"]) -> Float[Array, " B"]:
     return jax.lax.bitcast_convert_type(jnp.where(key < 0, jnp.int32(-(2**31)) - key, key), jnp.float32)
 
 
