@@ -108,6 +108,23 @@ def test_stream_chat_and_generate_agree(llm):
     stream.close()
 
 
+def test_a_request_can_be_aborted_when_one_of_its_choices_has_ended(llm):
+    engine = llm.engine
+    ids = llm.tokenizer.encode("Once upon a time")
+    engine.add("two", ids, SamplingParams(n=2, temperature=9.0, seed=1, max_tokens=8, ignore_eos=True))
+    (output, _), *_ = engine.step()
+    first, second = [choice.token_ids[0] for choice in output.outputs]
+    engine.abort("two")
+    assert first != second, "the seed no longer gives choices that can end apart"
+    engine.add(
+        "two", ids, SamplingParams(n=2, temperature=9.0, seed=1, max_tokens=8, ignore_eos=True, stop_token_ids=[first])
+    )
+    (output, _), *_ = engine.step()
+    assert [choice.finish_reason for choice in output.outputs] == ["stop", None]
+    engine.abort("two")
+    assert engine.step() == []
+
+
 def test_logprobs_are_those_of_the_raw_model(llm):
     found = one(llm, logprobs=5, logit_bias={7042: -100}, max_tokens=1).logprobs[0]
     assert len(found) >= 5 and found[7042].rank == 1

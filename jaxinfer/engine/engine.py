@@ -114,7 +114,7 @@ class Engine:
         live = self._live.pop(request_id, None)
         for state in live.states if live else ():
             self.scheduler.finish(state.sequence)
-            del self._state_of[state.sequence]
+            self._state_of.pop(state.sequence, None)  # a choice that ended has left already
 
     @property
     def has_work(self) -> bool:
