@@ -75,7 +75,6 @@ class CacheConfig:
     page_size: int = 16
     num_pages: int = 0
     kv_cache_dtype: str = "auto"
-    enable_prefix_caching: bool = True
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,4 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     dtype: str = "float32"
     seed: int = 0
-    gpu_memory_utilization: float = 0.9
     max_logprobs: int = 20
-    batch_invariant: bool = True
