@@ -28,7 +28,7 @@ def log_normalizer(logits: Float[Array, "B V"]) -> Float[Array, " B"]:
 
 
 def first_argmax(logits: Float[Array, "B V"]) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """The lowest id among the largest logits, and that logit (NaN where the row has one; the id then means nothing).
+    """The lowest id among the largest logits, and that logit; neither means anything in a row with a NaN.
 
     Block maxima first, then one block: XLA's own argmax on a CPU takes eight times as long.
     """

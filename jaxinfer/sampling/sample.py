@@ -64,10 +64,10 @@ def sample(
     normalizer = log_normalizer(raw)
     adjusted = _adjust(raw, state, inputs, processors)
     greedy, peak = first_argmax(adjusted)
-    # NaN and +inf fail both comparisons. Such a row yields no weights below, and so disturbs no other.
-    bad = ~((normalizer < jnp.inf) & (peak < jnp.inf))
-    empty = peak == -jnp.inf
-    usable = inputs.valid & ~bad & ~empty
+    # Tested element by element: XLA's maximum on a CPU may drop a NaN.
+    bad = ~(normalizer < jnp.inf) | jnp.any(~(adjusted < jnp.inf), axis=-1)
+    empty = (peak == -jnp.inf) & ~bad
+    usable = inputs.valid & ~bad & ~empty  # other rows are neither drawn nor searched, and disturb none
     random = usable & (inputs.temperature > 0)
     draw = partial(_draw, inputs=inputs, random=random)
     tokens = jax.lax.cond(jnp.any(random), draw, lambda logits, peak, greedy: greedy, adjusted, peak, greedy)

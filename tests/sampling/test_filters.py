@@ -35,15 +35,15 @@ OPTIONS = [
 ]
 
 
-@jax.jit
-def weigh(logits, temperature, top_k, top_p, min_p, typical_p):
-    weights = jnp.exp((logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature[:, None])
-    return kept_weights(logits, weights, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p)
-
-
 def kept(logits: np.ndarray, rows: list[Options]) -> np.ndarray:
     def column(name: str, dtype: type) -> np.ndarray:
         return np.array([getattr(options, name) for options in rows], dtype)
+
+    # A new function each time: `jit` would otherwise reuse a program traced with another NUM_CANDIDATES.
+    @jax.jit
+    def weigh(logits, temperature, **options):
+        weights = jnp.exp((logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature[:, None])
+        return kept_weights(logits, weights, **options)
 
     floats = {name: column(name, np.float32) for name in ("temperature", "top_p", "min_p", "typical_p")}
     return np.asarray(weigh(logits, top_k=column("top_k", np.int32), **floats)) > 0
@@ -69,7 +69,6 @@ def random_logits(kind: str, num_rows: int, vocab_size: int = 600, seed: int = 0
 @pytest.mark.parametrize("kind", ["peaked", "flat", "holes"])
 def test_kept_sets_equal_the_reference(kind: str, num_candidates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "NUM_CANDIDATES", num_candidates)
-    jax.clear_caches()
     logits = random_logits(kind, len(OPTIONS), seed=num_candidates)
     np.testing.assert_array_equal(kept(logits, OPTIONS), expected(logits, OPTIONS))
 
@@ -85,7 +84,6 @@ TIE_OPTIONS = [
 @pytest.mark.parametrize("num_candidates", [8, 256])
 def test_equal_logits_are_kept_by_lower_id(num_candidates: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "NUM_CANDIDATES", num_candidates)
-    jax.clear_caches()
     logits = random_logits("ties", len(TIE_OPTIONS))
     np.testing.assert_array_equal(kept(logits, TIE_OPTIONS), expected(logits, TIE_OPTIONS))
 

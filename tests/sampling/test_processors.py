@@ -36,9 +36,9 @@ def test_only_rows_that_ask_are_changed() -> None:
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = np.zeros((8, 50), np.float32)
     rows = [Options()] * 8
-    inputs = inputs_for(rows, 50, processors=(SHIFT,))
+    inputs = inputs_for(rows, 50, processors=(SHIFT, NEGATE))
     inputs.processor_params["shift"]["enabled"][:] = True
-    _, out = run(logits, inputs, state_for(rows, 50), processors=(SHIFT,))
+    _, out = run(logits, inputs, state_for(rows, 50), processors=(SHIFT, NEGATE))
     np.testing.assert_allclose(out.logprob, -np.log(50), rtol=1e-6)
 
 
