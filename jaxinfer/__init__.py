@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxinfer.llm import LLM, generate
     from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+    from jaxinfer.sampling.processors import LogitsProcessor
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "generate"]
-_HOMES = {"LLM": "jaxinfer.llm", "generate": "jaxinfer.llm"}
+__all__ = ["LLM", "CompletionOutput", "Logprob", "LogitsProcessor", "RequestOutput", "SamplingParams", "generate"]
+_HOMES = {
+    "LLM": "jaxinfer.llm",
+    "generate": "jaxinfer.llm",
+    "LogitsProcessor": "jaxinfer.sampling.processors",
+}
 
 
 def __getattr__(name: str) -> Any:

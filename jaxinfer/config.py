@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 DTYPES = ("float32", "bfloat16", "float16")
+ATTENTION_TILE_TOKENS = 128
+"""Keys that attention takes at a time, a whole number of pages (docs/performance.md)."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,25 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The paged KV cache. `num_pages` counts the null page 0; 0 means that the planner chooses."""
+    """The paged KV cache. `num_pages` counts the null page 0; 0 means that the planner chooses.
+
+    `gpu_memory_utilization` is the share of an accelerator's memory that parameters and cache may fill.
+    """
 
     page_size: int = 16
     num_pages: int = 0
     kv_cache_dtype: str = "auto"
+    gpu_memory_utilization: float | int = 0.9
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1 or ATTENTION_TILE_TOKENS % self.page_size:
+            raise ValueError(f"page_size={self.page_size} must divide {ATTENTION_TILE_TOKENS}")
+        if self.num_pages < 0:
+            raise ValueError(f"num_pages={self.num_pages} must be at least 2, or left out")
+        if self.kv_cache_dtype not in ("auto", *DTYPES):
+            raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} must be auto, {', '.join(DTYPES)}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -85,14 +101,22 @@ class SchedulerConfig:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
 
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything an engine is built from."""
+    """Everything an engine is built from.
+
+    `batch_invariant`: a request's tokens and log-probabilities do not depend on the requests beside it, bit for bit.
+    """
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     dtype: str = "float32"
     seed: int = 0
-    max_logprobs: int = 20
+    batch_invariant: bool = True

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 from tqdm.auto import tqdm
 
-from jaxinfer.checkpoint.hub import resolve_model
-from jaxinfer.checkpoint.reader import CheckpointError, open_checkpoint
-from jaxinfer.config import DTYPES, CacheConfig, EngineConfig, SchedulerConfig
+from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig
 from jaxinfer.engine.engine import Engine
-from jaxinfer.engine.load import load_model
+from jaxinfer.engine.open import default_sampling_fields, open_model
 from jaxinfer.request import RequestOutput, SamplingParams
-from jaxinfer.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from jaxinfer.sampling.processors import LogitsProcessor
+from jaxinfer.scoring import SCORE_PARAMS, join, score_of
+from jaxinfer.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
 
@@ -25,14 +25,27 @@ class LLM:
     """A language model in this process.
 
     Args:
-        model: a GGUF file, a Hugging Face folder, or a hub id; SmolLM2-135M-Instruct when None.
+        model: a GGUF file, a Hugging Face folder, or a hub id; SmolLM2-135M-Instruct when None. Or a Flax module with
+            the step contract of `jaxinfer.models.decoder.Decoder`: prompts are token ids unless `tokenizer` is given.
+        params: of a Flax module, a pytree like its state; the module's own when None.
+        tokenizer: a folder, file or hub id, or a `Tokenizer`; the model's own when None.
+        revision: of a hub id: branch, tag or commit.
         dtype: of parameters and activations; "auto" is float32 on CPUs, float16 on GPUs before sm_80, bfloat16 else.
+        quantization: None, the only value yet: parameters are used in `dtype`.
         max_model_len: positions of prompt and output together; the model's own limit when None.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of one step, prefill chunks and decodes together.
+        gpu_memory_utilization: share of an accelerator's memory for parameters and cache; see `num_pages` for CPUs.
+        enable_prefix_caching: requests do not share pages yet, so neither value changes anything.
+        kv_cache_dtype: of keys and values in the cache; "auto" is `dtype`.
+        tensor_parallel_size: 1, the only value yet.
         page_size: tokens a page of the cache holds; it changes no result.
-        num_pages: pages of the cache; as many as max_num_seqs full sequences need when None, up to 4 GB.
+        num_pages: pages of the cache; as many as max_num_seqs full sequences need when None, on CPUs up to 4 GB.
+        batch_invariant: a request's tokens and log-probabilities do not depend, bit for bit, on the requests beside it.
+            None is True on CPUs, False elsewhere, where True is not available yet. False decodes one stream faster.
+        logits_processors: device functions that requests may switch on by name.
         seed: from which requests without a seed derive theirs.
+        verbose: say on stderr what is loaded, and show progress bars in a terminal or notebook.
 
     Raises:
         ValueError: an argument out of its range.
@@ -41,47 +54,52 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: Any = None,
         *,
-        tokenizer: str | None = None,
+        params: Any = None,
+        tokenizer: str | Tokenizer | None = None,
         revision: str | None = None,
         dtype: str = "auto",
+        quantization: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
+        gpu_memory_utilization: float | int = 0.9,
+        enable_prefix_caching: bool = True,
+        kv_cache_dtype: str = "auto",
+        tensor_parallel_size: int = 1,
         page_size: int = 16,
         num_pages: int | None = None,
+        batch_invariant: bool | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
         seed: int = 0,
         verbose: bool = True,
     ):
-        for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        if dtype not in ("auto", *DTYPES):
-            raise ValueError(f"dtype={dtype!r} must be auto, {', '.join(DTYPES)}")
-        resolved = resolve_model(model, revision=revision, tokenizer=tokenizer)
-        if resolved.kind == "orbax":
-            raise CheckpointError(f"{resolved.path}: native checkpoints cannot be served yet; give the source model")
-        self._verbose = verbose and sys.stderr.isatty()
+        _check_values(quantization, tensor_parallel_size, enable_prefix_caching)
+        batch_invariant = _check_invariance(batch_invariant)
+        cache = CacheConfig(page_size, num_pages or 0, kv_cache_dtype, gpu_memory_utilization)
+        SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        self._verbose = verbose and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
         if verbose:
-            print(f"jaxinfer: {resolved.source}", file=sys.stderr)
-        dtype = _auto_dtype() if dtype == "auto" else dtype
-        loaded = load_model(resolved.path, dtype)
-        self.tokenizer = _tokenizer_of(resolved)
-        limit = loaded.config.max_position
+            print(f"jaxinfer: {opened.source}", file=sys.stderr)
+        self.tokenizer = opened.tokenizer
+        self._source = opened.source
+        self._default_fields = default_sampling_fields(opened.loaded.generation_config)
+        limit = opened.loaded.config.max_position
         length = limit if max_model_len is None else max_model_len
         if not 2 <= length <= limit:
             raise ValueError(f"max_model_len={length} must be from 2 up to the model's {limit}")
         config = EngineConfig(
-            model=loaded.config,
-            cache=CacheConfig(page_size=page_size, num_pages=num_pages or 0),
+            model=opened.loaded.config,
+            cache=cache,
             scheduler=SchedulerConfig(length, max_num_seqs, max(max_num_batched_tokens, max_num_seqs)),
-            dtype=dtype,
+            dtype=opened.dtype,
             seed=seed,
+            batch_invariant=batch_invariant,
         )
-        self._engine: Engine | None = Engine(loaded, self.tokenizer, config)
+        self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, logits_processors)
         self._ids = itertools.count()
-        self._source = resolved.source
         with tqdm(desc="compiling", disable=not self._verbose, leave=False) as bar:
             self._engine.warm_up(lambda done, total: _advance(bar, done, total))
 
@@ -94,40 +112,101 @@ class LLM:
             raise RuntimeError("this LLM is closed; make a new one")
         return self._engine
 
+    @property
+    def params(self) -> Any:
+        """The parameters on the device, in the structure of the Flax module's state."""
+        return self.engine.runner.params
+
+    def update_params(self, params: Any) -> None:
+        """Go on with other values of the parameters, between calls: nothing is compiled again.
+
+        `params` has the structure of `LLM.params`, or is a nested dict of its arrays. Arrays of the right dtype and
+        device are used as they are, so do not donate them elsewhere.
+
+        Raises:
+            ValueError: a parameter is missing, unknown or of another shape.
+            RuntimeError: requests are running.
+        """
+        if self.engine.has_work:
+            raise RuntimeError("update_params: requests are running, and would go on with keys of the old parameters")
+        self.engine.runner.update_params(params)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's `generation_config.json` recommends; used where a call gives no sampling_params."""
+        return SamplingParams(**self._default_fields)
+
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: SamplingParams | None = None, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete each prompt: a text, `{"prompt": …}` or `{"prompt_token_ids": […]}`. Results are in their order.
 
-        An interrupt aborts the requests and leaves the engine usable.
+        `sampling_params` are for all prompts, or a list with one for each. An interrupt aborts the requests and leaves
+        the engine usable.
 
         Raises:
             ValueError: a prompt that is empty or too long, or a parameter that this model cannot honour.
         """
         prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        params = sampling_params or SamplingParams()
-        requests = [(*self._encode(prompt), params) for prompt in prompts]
-        return self._run(requests, use_tqdm)
+        params = self._params_of(sampling_params, len(prompts))
+        return self._run(
+            [(*self._encode(prompt), each) for prompt, each in zip(prompts, params, strict=True)], use_tqdm
+        )
 
     def chat(
         self,
         messages: Sequence[Any],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         **template_variables: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of `{"role", "content"}`, or several."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        params = sampling_params or SamplingParams()
+        params = self._params_of(sampling_params, len(conversations))
         ids = [self.tokenizer.apply_chat_template(each, **template_variables) for each in conversations]
-        return self._run([(None, each, params) for each in ids], use_tqdm)
+        return self._run([(None, prompt, each) for prompt, each in zip(ids, params, strict=True)], use_tqdm)
+
+    def score(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Prompt | Sequence[Any],
+        use_tqdm: bool = True,
+    ) -> list[Any]:
+        """Log-likelihoods of given continuations, each from one prefill that draws no token.
+
+        One prompt with one continuation or several gives a list of `ContinuationScore`. Several prompts take as many
+        entries, each one continuation or a list, and give a list with a list for each prompt.
+
+        Raises:
+            ValueError: a continuation or prompt without tokens, too long together, or lists of different lengths.
+        """
+        single = isinstance(prompts, str | Mapping)
+        asked = [prompts] if single else list(prompts)
+        answers = [continuations] if single else list(continuations)
+        if len(asked) != len(answers):
+            raise ValueError(f"score: {len(asked)} prompts and {len(answers)} entries of continuations")
+        groups = [[each] if isinstance(each, str | Mapping) else list(each) for each in answers]
+        pairs = [
+            join(self.tokenizer, _content(prompt), _content(each))
+            for prompt, group in zip(asked, groups, strict=True)
+            for each in group
+        ]
+        outputs = self._run([(None, ids, SCORE_PARAMS) for ids, _ in pairs], use_tqdm, [first for _, first in pairs])
+        scores = iter(
+            score_of(output.prompt_logprobs or [], ids, first)
+            for output, (ids, first) in zip(outputs, pairs, strict=True)
+        )
+        nested = [list(itertools.islice(scores, len(group))) for group in groups]
+        return nested[0] if single else nested
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """The text of one completion as it is made. Closing the iterator aborts the request."""
         text, ids = self._encode(prompt)
-        params = sampling_params or SamplingParams()
-        if params.n != 1:
-            raise ValueError(f"n={params.n}: a stream has one choice")
+        (params,) = self._params_of(sampling_params, 1)
+        if params.num_choices != 1:
+            raise ValueError(f"n={params.n}, best_of={params.best_of}: a stream has one choice")
         request_id = str(next(self._ids))
         self.engine.add(request_id, ids, params, text)
         try:
@@ -155,21 +234,35 @@ class LLM:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if "prompt_token_ids" in prompt:
-            return prompt.get("prompt"), list(prompt["prompt_token_ids"])
-        if isinstance(prompt.get("prompt"), str):
-            return prompt["prompt"], self.tokenizer.encode(prompt["prompt"])
-        raise ValueError(f"a prompt needs 'prompt' (text) or 'prompt_token_ids'; got the keys {list(prompt)}")
+    def _params_of(
+        self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        if isinstance(sampling_params, SamplingParams):
+            return [sampling_params] * count
+        if len(sampling_params) != count:
+            raise ValueError(f"sampling_params has {len(sampling_params)} entries for {count} prompts")
+        return list(sampling_params)
 
-    def _run(self, requests: list[tuple[str | None, list[int], SamplingParams]], use_tqdm: bool) -> list[RequestOutput]:
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        content = _content(prompt)
+        if isinstance(content, str):
+            return content, self.tokenizer.encode(content)
+        return (prompt.get("prompt") if isinstance(prompt, Mapping) else None), content
+
+    def _run(
+        self,
+        requests: list[tuple[str | None, list[int], SamplingParams]],
+        use_tqdm: bool,
+        first_scored: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
         ids = [str(next(self._ids)) for _ in requests]
         results: dict[str, RequestOutput] = {}
         try:
-            for request_id, (text, prompt_ids, params) in zip(ids, requests, strict=True):
-                self.engine.add(request_id, prompt_ids, params, text)
+            scored = first_scored or [1] * len(ids)
+            for request_id, (text, prompt_ids, params), first in zip(ids, requests, scored, strict=True):
+                self.engine.add(request_id, prompt_ids, params, text, first)
             with tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False) as bar:
                 num_tokens = 0
                 while len(results) < len(ids):
@@ -189,35 +282,53 @@ class LLM:
 def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fields: Any) -> str | list[str]:
     """Complete one prompt or several with a model that is loaded once and kept; `fields` are `SamplingParams`'.
 
+    Where neither `fields` nor the model's `generation_config.json` set a temperature it is 0: the likeliest tokens, the
+    same on every call.
+
     Returns:
         The text for one prompt, a list of texts for several.
     """
     if model not in _kept:
         _kept.clear()
         _kept[model] = LLM(model)
-    outputs = _kept[model].generate(prompts, SamplingParams(**fields))
-    texts = [output.outputs[0].text for output in outputs]
+    llm = _kept[model]
+    params = SamplingParams(**{"temperature": 0.0, **llm._default_fields, **fields})
+    texts = [output.outputs[0].text for output in llm.generate(prompts, params)]
     return texts[0] if isinstance(prompts, str | Mapping) else texts
 
 
 _kept: dict[str | None, LLM] = {}
 
 
+def _content(prompt: Any) -> str | list[int]:
+    """A prompt's text or token ids. Raises `ValueError` for one that has neither."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return list(prompt["prompt_token_ids"])
+        if isinstance(prompt.get("prompt"), str):
+            return prompt["prompt"]
+        raise ValueError(f"a prompt needs 'prompt' (text) or 'prompt_token_ids'; got the keys {list(prompt)}")
+    raise ValueError(f"a prompt is a text or a mapping with 'prompt' or 'prompt_token_ids', not {prompt!r:.60}")
+
+
+def _check_values(quantization: str | None, tensor_parallel_size: int, enable_prefix_caching: bool) -> None:
+    if quantization not in (None, "none"):
+        raise ValueError(f"quantization={quantization!r} is not available; leave it out: parameters are used in dtype")
+    if tensor_parallel_size != 1:
+        raise ValueError(f"tensor_parallel_size={tensor_parallel_size} is not available; it must be 1")
+    if not isinstance(enable_prefix_caching, bool):
+        raise ValueError(f"enable_prefix_caching={enable_prefix_caching!r} must be True or False")
+
+
+def _check_invariance(batch_invariant: bool | None) -> bool:
+    on_cpu = jax.default_backend() == "cpu"
+    if batch_invariant and not on_cpu:
+        raise ValueError(f"batch_invariant=True is not available on {jax.default_backend()}: leave it out")
+    return on_cpu if batch_invariant is None else batch_invariant
+
+
 def _advance(bar: Any, done: int, total: int) -> None:
     bar.total = total
     bar.update(done - bar.n)
-
-
-def _auto_dtype() -> str:
-    if jax.default_backend() == "cpu":
-        return "float32"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    return "float16" if capability is not None and float(capability) < 8.0 else "bfloat16"
-
-
-def _tokenizer_of(resolved: Any) -> Tokenizer:
-    path = resolved.tokenizer
-    if path.is_dir():
-        return load_tokenizer(path)
-    with open_checkpoint(path) as checkpoint:
-        return tokenizer_from_gguf(checkpoint.config)

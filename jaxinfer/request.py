@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 MAX_CHOICES = 128
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How a request's tokens are chosen and when it ends; names and meanings as in vLLM.
 
-    `temperature=0` takes the likeliest token. `top_k=0` (or -1), `top_p=1`, `min_p=0` keep every token. Without a
-    `seed`, a request's randomness derives from the engine's seed and the order of arrival: equal prompts differ, and
-    the same program run twice gives the same tokens.
+    `temperature=0` takes the likeliest token. `top_k=0` (or -1), `top_p=1`, `min_p=0`, `typical_p=1` keep every token.
+    Without a `seed`, a request's randomness derives from the engine's seed and the order of arrival: equal prompts
+    differ, and the same program run twice gives the same tokens.
+
+    n, best_of: `best_of` choices are made and the `n` with the highest mean log-probability a token are returned.
+    typical_p: Meister et al. 2023, "Locally Typical Sampling".
+    bad_words: strings that the output text never contains, however they would be cut into tokens.
+    prompt_logprobs: log-probabilities of the prompt's own tokens and this many of the likeliest at each place.
+    max_tokens: None is up to the model's limit; 0 only reads the prompt, for `prompt_logprobs` and hidden states.
+    logits_processors: the processors given to `LLM(logits_processors=…)` that this request uses, by name; a mapping
+        sets their parameters, `{"name": {"parameter": 1.5}}`.
+    return_hidden_states: the last layer's normalised states, of the prompt and of each token drawn.
+    return_logits: the raw float32 logits that each token was drawn from.
 
     Raises:
-        ValueError: a field out of its range, with the range.
+        ValueError: a field that is unknown or out of its range, with what is allowed.
     """
 
     n: int = 1
+    best_of: int | None = None
     temperature: float | int = 1.0
     top_k: int = 0
     top_p: float | int = 1.0
     min_p: float | int = 0.0
+    typical_p: float | int = 1.0
     repetition_penalty: float | int = 1.0
     presence_penalty: float | int = 0.0
     frequency_penalty: float | int = 0.0
     logit_bias: Mapping[int, float | int] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    logits_processors: Mapping[str, Mapping[str, float | int]] | Sequence[str] | None = None
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -40,6 +57,20 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_hidden_states: bool = False
+    return_logits: bool = False
+
+    if not TYPE_CHECKING:  # checkers read the fields
+
+        def __new__(cls, *values: Any, **named: Any) -> SamplingParams:
+            known = [each.name for each in fields(cls)]
+            for name, value in named.items():
+                if name not in known:
+                    close = difflib.get_close_matches(name, known, 1)
+                    remedy = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(known)}"
+                    raise ValueError(f"{name}={value!r} is no sampling field; {remedy}")
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self._check_number("n", 1, MAX_CHOICES, whole=True)
@@ -47,22 +78,43 @@ class SamplingParams:
         self._check_number("top_k", -1, 2**31 - 1, whole=True)
         self._check_number("top_p", 0, 1, above=True)
         self._check_number("min_p", 0, 1)
+        self._check_number("typical_p", 0, 1, above=True)
         self._check_number("repetition_penalty", 0, 100, above=True)
         self._check_number("presence_penalty", -2, 2)
         self._check_number("frequency_penalty", -2, 2)
         self._check_number("min_tokens", 0, 2**31 - 1, whole=True)
-        for name, low, high in (("seed", 0, 2**64 - 1), ("max_tokens", 1, 2**31 - 1), ("logprobs", 0, 20)):
+        for name, low, high in (
+            ("seed", 0, 2**64 - 1),
+            ("max_tokens", 0, 2**31 - 1),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+            ("best_of", self.n, MAX_CHOICES),
+        ):
             if getattr(self, name) is not None:
                 self._check_number(name, low, high, whole=True)
+        for name in (
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+            "return_hidden_states",
+            "return_logits",
+        ):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
-        if any(not isinstance(text, str) or not text for text in self.stop_strings):
-            raise ValueError(f"stop={self.stop!r} must be a string or strings, none of them empty")
+        self._check_strings("stop", [self.stop] if isinstance(self.stop, str) else self.stop)
+        self._check_strings("bad_words", self.bad_words)
         for token, bias in (self.logit_bias or {}).items():
-            if not -100 <= bias <= 100:
-                raise ValueError(f"logit_bias[{token}]={bias} must be between -100 and 100")
+            if not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias[{token}]={bias!r} must be a number between -100 and 100")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids is empty: no token could be sampled; leave it out to allow all")
+
+    def _check_strings(self, name: str, texts: Any) -> None:
+        good = texts is None or (isinstance(texts, Sequence) and not isinstance(texts, str))
+        if not good or any(not isinstance(text, str) or not text for text in texts or ()):
+            raise ValueError(f"{name}={getattr(self, name)!r} must be a list of strings, none of them empty")
 
     def _check_number(
         self, name: str, low: float | int, high: float | int, whole: bool = False, above: bool = False
@@ -77,6 +129,17 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def num_choices(self) -> int:
+        """Sequences that run for the request."""
+        return self.best_of or self.n
+
+    @property
+    def processor_params(self) -> Mapping[str, Mapping[str, float | int]]:
+        """The processors in use, each with the parameters that the request sets."""
+        used = self.logits_processors or {}
+        return used if isinstance(used, Mapping) else {name: {} for name in used}
 
     @property
     def uses_penalties(self) -> bool:
@@ -94,7 +157,13 @@ class Logprob:
 
 @dataclass
 class CompletionOutput:
-    """One choice of a request."""
+    """One choice of a request.
+
+    `finish_reason` is "stop" (`stop_reason` then holds the stop string or stop token id, None for the model's own end),
+    "length", or "error" with the reason in `stop_reason`; None while the choice runs. `cumulative_logprob` sums the
+    log-probabilities of its tokens. `hidden_states` [num_tokens, D] and `logits` [num_tokens, V] belong to
+    `return_hidden_states` and `return_logits`: row k is what token k was drawn from.
+    """
 
     index: int
     text: str
@@ -102,11 +171,18 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: str | int | None = None
+    cumulative_logprob: float = 0.0
+    hidden_states: Any = field(default=None, repr=False)
+    logits: Any = field(default=None, repr=False)
 
 
 @dataclass
 class RequestOutput:
-    """A request's prompt and its choices. `metrics` holds `ttft_s` and `e2e_s`, both from arrival."""
+    """A request's prompt and its choices. `metrics` holds `ttft_s` and `e2e_s`, both from arrival.
+
+    `prompt_logprobs` has an entry for each token of the prompt, None for the first, which nothing precedes.
+    `prompt_hidden_states` is [num_prompt_tokens, D].
+    """
 
     request_id: str
     prompt: str | None
@@ -114,6 +190,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: dict[str, float] = field(default_factory=dict)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_hidden_states: Any = field(default=None, repr=False)
 
 
 @dataclass(eq=False)

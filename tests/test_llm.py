@@ -27,7 +27,7 @@ def nothing_leaks(llm):
     yield
     llm.engine.scheduler.check_integrity()
     stats = llm.stats()
-    assert (stats["pages_used"], stats["num_running"], stats["queue_len"], stats["num_compiles"]) == (0, 0, 0, 4)
+    assert (stats["pages_used"], stats["num_running"], stats["queue_len"], stats["num_compiles"]) == (0, 0, 0, 5)
 
 
 def one(llm, prompt="The capital of France is", **fields):
@@ -135,7 +135,7 @@ def test_logprobs_are_those_of_the_raw_model(llm):
     "field,value",
     [
         ("temperature", -1), ("temperature", math.nan), ("top_p", 0), ("top_k", -2), ("min_p", 2), ("n", 0),
-        ("max_tokens", 0), ("seed", -1), ("logprobs", 21), ("stop", [""]), ("allowed_token_ids", []),
+        ("max_tokens", -1), ("seed", -1), ("logprobs", 21), ("stop", [""]), ("allowed_token_ids", []),
         ("logit_bias", {1: 1000}), ("min_tokens", 99), ("repetition_penalty", 0), ("presence_penalty", 3),
     ],
 )  # fmt: skip

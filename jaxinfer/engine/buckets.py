@@ -24,15 +24,18 @@ class Bucket:
         return fits and (self.tile_queries > 1 or max(query_lens, default=0) <= 1)
 
 
-def plan_buckets(max_num_batched_tokens: int, max_num_seqs: int) -> list[Bucket]:
+def plan_buckets(max_num_batched_tokens: int, max_num_seqs: int, single_row: bool = False) -> list[Bucket]:
     """Every shape that steps within these limits need, the one that holds any step first.
 
-    Token counts double from one bucket to the next, so less than half of a step is padding.
+    Token counts double from one bucket to the next, so less than half of a step is padding. `single_row` adds a decode
+    bucket of one row, whose bits differ from the others' (docs/performance.md).
     """
     all_rows = max(MIN_ROWS, -(-max_num_seqs // MIN_ROWS) * MIN_ROWS)
     chunk_sizes = _doubling(32, max(32, max_num_batched_tokens))
     decode_sizes = _doubling(MIN_ROWS, all_rows)
     chunks = [Bucket(size, all_rows, _CHUNK_TILE_QUERIES) for size in chunk_sizes]
+    if single_row:
+        decode_sizes = [1, *decode_sizes]
     return chunks[::-1] + [Bucket(size, size, 1) for size in decode_sizes]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import numpy as np
+from jaxtyping import Array
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.paged_kv import page_bytes
@@ -14,15 +16,16 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine.buckets import plan_buckets
 from jaxinfer.engine.inputs import Row
 from jaxinfer.engine.load import LoadedModel
+from jaxinfer.engine.memory import plan_pages
 from jaxinfer.engine.outputs import OutputState
+from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
 from jaxinfer.engine.runner import ModelRunner
-from jaxinfer.engine.sampler import Sampler
-from jaxinfer.request import Logprob, RequestOutput, SamplingParams, SequenceState
-from jaxinfer.sampling.inputs import MAX_LOGIT_BIAS
-from jaxinfer.scheduler.scheduler import Scheduler
+from jaxinfer.engine.sampler import Sampler, SamplingRow
+from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, SequenceState
+from jaxinfer.sampling.processors import LogitsProcessor
+from jaxinfer.scheduler.scheduler import ScheduledRow, Scheduler
 from jaxinfer.tokenizer import Tokenizer
-
-CPU_POOL_BYTES = 4 * 10**9
+from jaxinfer.tokenizer.token_index import TokenIndex
 
 
 @dataclass
@@ -30,7 +33,9 @@ class _Live:
     """A request that has not finished."""
 
     output: RequestOutput
+    params: SamplingParams
     states: list[OutputState]
+    prompt: PromptOutput | None
     key: np.ndarray
     arrival_s: float
     deltas: list[str] = field(default_factory=list)
@@ -39,7 +44,13 @@ class _Live:
 class Engine:
     """Owns the scheduler, the runner and every live request. Not thread-safe: one caller drives `step`."""
 
-    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, config: EngineConfig):
+    def __init__(
+        self,
+        model: LoadedModel,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        logits_processors: Sequence[LogitsProcessor] = (),
+    ):
         limits, cache, shape = config.scheduler, config.cache, config.model
         self.config = config
         self.tokenizer = tokenizer
@@ -47,18 +58,18 @@ class Engine:
         table_width = -(-limits.max_model_len // cache.page_size)
         one = page_bytes(shape.num_layers, shape.num_kv_heads, cache.page_size, shape.head_dim, kv_dtype)
         wanted = limits.max_num_seqs * table_width
-        num_pages = cache.num_pages or 1 + max(table_width, min(wanted, CPU_POOL_BYTES // one))
+        num_pages = cache.num_pages or plan_pages(
+            one, wanted=wanted, needed=table_width, utilization=cache.gpu_memory_utilization
+        )
         self.runner = ModelRunner(
             model,
-            plan_buckets(limits.max_num_batched_tokens, limits.max_num_seqs),
+            plan_buckets(limits.max_num_batched_tokens, limits.max_num_seqs, single_row=not config.batch_invariant),
             num_pages=num_pages,
             page_size=cache.page_size,
             table_width=table_width,
             kv_dtype=kv_dtype,
         )
-        self.sampler = Sampler(
-            shape.vocab_size, limits.max_num_seqs, max_logprobs=config.max_logprobs, seed=config.seed
-        )
+        self.sampler = Sampler(shape.vocab_size, limits.max_num_seqs, seed=config.seed, processors=logits_processors)
         self.scheduler = Scheduler(limits, PageAllocator(num_pages), cache.page_size)
         self._live: dict[str, _Live] = {}
         self._state_of: dict[SequenceState, OutputState] = {}
@@ -69,44 +80,62 @@ class Engine:
         """Compile every program that serving needs, the catch-all first; `progress(done, total)` follows it."""
         buckets = self.runner.buckets
         row_counts = sorted({bucket.num_rows for bucket in buckets}, reverse=True)
-        jobs: list[tuple[Callable, object]] = [(self.runner.program, bucket) for bucket in buckets]
-        jobs[1:1] = [(self.sampler.compile, count) for count in row_counts]
-        for done, (job, argument) in enumerate(jobs):
+        jobs: list[Callable[[], object]] = [partial(self.runner.program, bucket) for bucket in buckets]
+        jobs[1:1] = [partial(self.sampler.compile, count) for count in row_counts]
+        jobs += [self.runner.score_program, self.sampler.warm_lane_update]
+        for done, job in enumerate(jobs):
             progress(done, len(jobs))
-            job(argument)
-        self.sampler.warm_lane_update()
+            job()
         progress(len(jobs), len(jobs))
 
+    @cached_property
+    def _token_index(self) -> TokenIndex:
+        return TokenIndex(self.tokenizer)
+
     def add(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, prompt: str | None = None
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        prompt: str | None = None,
+        first_scored: int = 1,
     ) -> None:
-        """Queue a request.
+        """Queue a request. `first_scored` is the first prompt position that `prompt_logprobs` covers.
 
         Raises:
-            ValueError: an empty or too long prompt, a token outside the vocabulary, a request id in use.
+            ValueError: an empty or too long prompt, a token outside the vocabulary, a request id in use, a logits
+                processor that was not registered.
         """
         limit, vocab = self.config.scheduler.max_model_len, self.config.model.vocab_size
         if request_id in self._live:
             raise ValueError(f"request_id={request_id!r} is already running")
         if not prompt_ids:
             raise ValueError("prompt is empty: give at least one token")
-        if len(prompt_ids) >= limit:
+        if len(prompt_ids) > limit:
+            raise ValueError(f"prompt has {len(prompt_ids)} tokens; max_model_len={limit} is the most it may have")
+        if len(prompt_ids) == limit and params.max_tokens != 0:
             raise ValueError(f"prompt has {len(prompt_ids)} tokens; max_model_len={limit} leaves no room for output")
         _check_ids("prompt_token_ids", prompt_ids, vocab)
         _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab)
         _check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
         _check_ids("logit_bias", params.logit_bias or (), vocab)
-        if len(params.logit_bias or ()) > MAX_LOGIT_BIAS:
-            raise ValueError(f"logit_bias has more than {MAX_LOGIT_BIAS} entries")
+        self.sampler.check(params)
         total = limit if params.max_tokens is None else min(limit, len(prompt_ids) + params.max_tokens)
-        sequences = [SequenceState(request_id, index, list(prompt_ids), params, total) for index in range(params.n)]
+        choices = range(params.num_choices)
+        sequences = [SequenceState(request_id, index, list(prompt_ids), params, total) for index in choices]
+        states = [OutputState(each, self.tokenizer, vocab, lambda: self._token_index) for each in sequences]
         for sequence in sequences:
             self.scheduler.add(sequence)
-        states = [OutputState(sequence, self.tokenizer) for sequence in sequences]
         self._state_of.update(zip(sequences, states, strict=True))
-        output = RequestOutput(request_id, prompt, list(prompt_ids), [state.output for state in states], False)
+        # Which of best_of choices are shown is known at the end.
+        shown = [state.output for state in states] if params.num_choices == params.n else []
+        output = RequestOutput(request_id, prompt, list(prompt_ids), shown, False)
+        of_prompt = None
+        if params.prompt_logprobs is not None or params.return_hidden_states:
+            of_prompt = PromptOutput(output, params, self.tokenizer, first_scored)
         key = self.sampler.key_of(params.seed, self._num_arrived)
-        self._live[request_id] = _Live(output, states, key, time.monotonic(), [""] * params.n)
+        deltas = [""] * params.num_choices
+        self._live[request_id] = _Live(output, params, states, of_prompt, key, time.monotonic(), deltas)
         self._num_arrived += 1
 
     def abort(self, request_id: str) -> None:
@@ -129,62 +158,83 @@ class Engine:
         for sequence in self.scheduler.running:
             if sequence not in before:
                 self.sampler.enter(sequence)
-        _, logits = self.runner.run([self._row(row.sequence, row.num_tokens) for row in rows])
+        hidden, logits = self.runner.run([self._row(row.sequence, row.num_tokens) for row in rows])
+        self._keep(rows, hidden, logits)
         self.scheduler.commit(rows)
         self._num_computed_tokens += sum(row.num_tokens for row in rows)
-        sampling = [self._sampling_row(row.sequence) if row.samples else None for row in rows]
-        if not any(sampling):
-            return []
-        sampled = self.sampler.run(logits, sampling)
-        return self._take(
-            [(index, row.sequence) for index, row in enumerate(rows) if row.samples],
-            {name: np.asarray(getattr(sampled, name)) for name in _READ},
-        )
+        ready = [(index, row.sequence) for index, row in enumerate(rows) if row.samples]
+        drawing = [(index, sequence) for index, sequence in ready if sequence.params.max_tokens != 0]
+        if drawing:
+            sampling: list[SamplingRow | None] = [None] * len(rows)
+            for index, sequence in drawing:
+                sampling[index] = self._sampling_row(sequence)
+            sampled = self.sampler.run(logits, sampling)
+            arrays = {name: np.asarray(getattr(sampled, name)) for name in _READ}
+            for index, sequence in drawing:
+                self._take(index, sequence, arrays)
+        return [self._report(live) for live in self._settle([sequence for _, sequence in ready])]
 
     def _row(self, sequence: SequenceState, num_tokens: int) -> Row:
         start = sequence.num_computed
         return Row(sequence.tokens(start, start + num_tokens), start + num_tokens, sequence.pages)
 
-    def _sampling_row(self, sequence: SequenceState) -> tuple[SequenceState, np.ndarray, frozenset[int]]:
-        return sequence, self._live[sequence.request_id].key, self._state_of[sequence].banned_ids
+    def _sampling_row(self, sequence: SequenceState) -> SamplingRow:
+        return sequence, self._live[sequence.request_id].key, self._state_of[sequence].mask()
 
-    def _take(self, sampled: list[tuple[int, SequenceState]], arrays: dict[str, np.ndarray]):
+    def _keep(self, rows: Sequence[ScheduledRow], hidden: Array, logits: Array) -> None:
+        """Read from the device what some rows want of it: states of the prompt, states and logits of a draw."""
+        end = 0
+        for index, row in enumerate(rows):
+            sequence, start, end = row.sequence, end, end + row.num_tokens
+            live, params = self._live[sequence.request_id], sequence.params
+            if live.prompt is not None and sequence.index == 0 and sequence.num_computed < len(sequence.prompt_ids):
+                live.prompt.take(sequence.num_computed, np.asarray(hidden)[start:end], self.runner)
+            if row.samples and params.max_tokens != 0:
+                self._state_of[sequence].keep(
+                    np.asarray(hidden)[end - 1] if params.return_hidden_states else None,
+                    np.asarray(logits)[index] if params.return_logits else None,
+                )
+
+    def _take(self, row: int, sequence: SequenceState, arrays: dict[str, np.ndarray]) -> None:
+        live, state = self._live[sequence.request_id], self._state_of[sequence]
+        if arrays["mask_empty"][row] or arrays["bad_logits"][row]:
+            state.output.finish_reason = "error"
+            empty = arrays["mask_empty"][row]
+            state.output.stop_reason = "no token is allowed" if empty else "the model's logits are not finite"
+            return
+        token, logprob, rank = (arrays[name][row].item() for name in ("tokens", "logprob", "rank"))
+        entry: dict[int, Logprob] | None = None
+        if (wanted := sequence.params.logprobs) is not None:
+            top_ids = arrays["top_ids"][row, :wanted]
+            entry = logprob_entry(self.tokenizer, token, logprob, rank, top_ids, arrays["top_logprobs"][row])
+        live.deltas[sequence.index] += state.add(token, logprob, entry)
+
+    def _settle(self, sequences: list[SequenceState]) -> list[_Live]:
+        """Let go of the sequences that ended; returns the requests that moved on, each once."""
         moved: dict[str, _Live] = {}
-        for row, sequence in sampled:
+        for sequence in sequences:
             live, state = self._live[sequence.request_id], self._state_of[sequence]
             moved[sequence.request_id] = live
-            if arrays["mask_empty"][row] or arrays["bad_logits"][row]:
-                state.output.finish_reason = "error"
-                empty = arrays["mask_empty"][row]
-                state.output.stop_reason = "no token is allowed" if empty else "the model's logits are not finite"
-            else:
-                token = int(arrays["tokens"][row])
-                live.deltas[sequence.index] += state.add(token, self._logprobs(sequence, row, arrays))
             live.output.metrics.setdefault("ttft_s", time.monotonic() - live.arrival_s)
+            if sequence.params.max_tokens == 0:
+                state.output.finish_reason = "length"
             if state.output.finish_reason:
                 self.scheduler.finish(sequence)
                 del self._state_of[sequence]
-        return [self._report(live) for live in moved.values()]
+        return list(moved.values())
 
     def _report(self, live: _Live) -> tuple[RequestOutput, list[str]]:
         deltas, live.deltas = live.deltas, [""] * len(live.deltas)
+        if live.params.num_choices > live.params.n:
+            live.deltas, deltas = deltas, [""] * live.params.n
         if all(state.output.finish_reason for state in live.states):
+            if live.params.num_choices > live.params.n:
+                live.output.outputs = _best([state.output for state in live.states], live.params.n)
+                deltas = [choice.text for choice in live.output.outputs]
             live.output.finished = True
             live.output.metrics["e2e_s"] = time.monotonic() - live.arrival_s
             del self._live[live.output.request_id]
         return live.output, deltas
-
-    def _logprobs(self, sequence: SequenceState, row: int, arrays: dict[str, np.ndarray]) -> dict[int, Logprob] | None:
-        wanted = sequence.params.logprobs
-        if wanted is None:
-            return None
-        text = self.tokenizer.token_text
-        token = int(arrays["tokens"][row])
-        found = {token: Logprob(float(arrays["logprob"][row]), int(arrays["rank"][row]), text(token))}
-        for rank in range(wanted):
-            other = int(arrays["top_ids"][row, rank])
-            found.setdefault(other, Logprob(float(arrays["top_logprobs"][row, rank]), rank + 1, text(other)))
-        return found
 
     def stats(self) -> dict[str, int]:
         """Counts as they stand; pages exclude the null page."""
@@ -196,6 +246,15 @@ class Engine:
             "num_compiles": self.runner.num_compiles + self.sampler.num_compiles,
             "num_computed_tokens": self._num_computed_tokens,
         }
+
+
+def _best(choices: list[CompletionOutput], num: int) -> list[CompletionOutput]:
+    """The choices with the highest mean log-probability a token, numbered anew; failed ones come last."""
+
+    def rank(choice: CompletionOutput) -> tuple[bool, float]:
+        return choice.finish_reason == "error", -choice.cumulative_logprob / max(1, len(choice.token_ids))
+
+    return [replace(choice, index=index) for index, choice in enumerate(sorted(choices, key=rank)[:num])]
 
 
 _READ = ("tokens", "logprob", "rank", "top_ids", "top_logprobs", "mask_empty", "bad_logits")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,15 @@ _ALIGNMENT_BYTES = 64  # what XLA's CPU client needs to use a NumPy buffer as it
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to be stepped: `nnx.merge(graphdef, params)` is the module."""
+    """A model ready to be stepped: `nnx.merge(graphdef, params)` is the module.
+
+    `generation_config` is what its checkpoint recommends for sampling, as `generation_config.json` has it.
+    """
 
     config: ModelConfig
     graphdef: Any
     params: Any
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_model(path: Path, dtype: str) -> LoadedModel:
@@ -64,7 +69,7 @@ def load_model(path: Path, dtype: str) -> LoadedModel:
                 check_finite(piece.name, values, path)
                 piece.put(array, values)
             filled.append(jax.device_put(array))
-        return LoadedModel(config, graphdef, jax.tree.unflatten(treedef, filled))
+        return LoadedModel(config, graphdef, jax.tree.unflatten(treedef, filled), checkpoint.generation_config)
 
 
 def _configure(checkpoint: Checkpoint) -> tuple[Any, ModelConfig]:

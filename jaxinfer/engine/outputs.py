@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxinfer.engine.token_mask import BadWords, TokenMask
 from jaxinfer.request import CompletionOutput, Logprob, SequenceState
 from jaxinfer.tokenizer import IncrementalDetokenizer, StopStrings, Tokenizer
+from jaxinfer.tokenizer.token_index import TokenIndex
 
 
 class OutputState:
     """Follows one sequence: feed it each sampled token, and it says when the sequence is over and with what text."""
 
-    def __init__(self, sequence: SequenceState, tokenizer: Tokenizer):
+    def __init__(
+        self,
+        sequence: SequenceState,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        token_index: Callable[[], TokenIndex],
+    ):
         params = sequence.params
         self.sequence = sequence
         self._tokenizer = tokenizer
@@ -20,17 +32,28 @@ class OutputState:
         self.output = CompletionOutput(
             sequence.index, "", sequence.output_ids, None if params.logprobs is None else [], None
         )
+        skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        bad_words = BadWords(params.bad_words, token_index(), skipped) if params.bad_words else None
+        self._mask = TokenMask(params, vocab_size, self._eos_ids | self._stop_ids, bad_words)
+        self._hidden: list[np.ndarray] = []
+        self._logits: list[np.ndarray] = []
 
-    @property
-    def banned_ids(self) -> frozenset[int]:
-        """Tokens that would end the sequence before `min_tokens`."""
-        early = len(self.sequence.output_ids) < self.sequence.params.min_tokens
-        return self._eos_ids | self._stop_ids if early else frozenset()
+    def mask(self) -> np.ndarray | None:
+        """The packed mask of the next token; None when any may come."""
+        return self._mask.words(len(self.sequence.output_ids))
 
-    def add(self, token: int, logprobs: dict[int, Logprob] | None = None) -> str:
+    def keep(self, hidden: np.ndarray | None, logits: np.ndarray | None) -> None:
+        """Remember the state `[D]` and the logits `[V]` that the next token is drawn from, where they are wanted."""
+        for kept, row in ((self._hidden, hidden), (self._logits, logits)):
+            if row is not None:
+                kept.append(row.copy())  # the row is a view of a buffer that the device takes back
+
+    def add(self, token: int, logprob: float | int = 0.0, logprobs: dict[int, Logprob] | None = None) -> str:
         """Take the next token; returns the text that is new and final."""
         sequence, output = self.sequence, self.output
         sequence.output_ids.append(token)
+        self._mask.add(token, self._tokenizer.token_bytes(token))
+        output.cumulative_logprob += logprob
         if output.logprobs is not None and logprobs is not None:
             output.logprobs.append(logprobs)
         ends = token in self._eos_ids or token in self._stop_ids
@@ -49,6 +72,9 @@ class OutputState:
         if output.finish_reason and stop is None:
             text += self._finish_text()
         output.text += text
+        if output.finish_reason:
+            output.hidden_states = np.stack(self._hidden) if self._hidden else None
+            output.logits = np.stack(self._logits) if self._logits else None
         return text
 
     def _finish_text(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -13,7 +14,11 @@ from jaxinfer.cache.paged_kv import PagedKVCache, init_cache
 from jaxinfer.engine.buckets import Bucket, choose_bucket
 from jaxinfer.engine.inputs import Row, build
 from jaxinfer.engine.load import LoadedModel
-from jaxinfer.engine.steps import StepInputs, make_forward
+from jaxinfer.engine.steps import StepInputs, make_forward, make_score
+from jaxinfer.request import MAX_LOGPROBS
+
+SCORE_TILE_ROWS = 64
+"""Prompt positions that reach the head together when a prompt is scored."""
 
 
 class ModelRunner:
@@ -33,8 +38,6 @@ class ModelRunner:
         kv_dtype: str,
     ):
         config = model.config
-        if page_size < 1 or 128 % page_size:
-            raise ValueError(f"page_size={page_size} must divide 128")
         self.config = config
         self.buckets = list(buckets)
         self.table_width = table_width
@@ -43,6 +46,8 @@ class ModelRunner:
         self._leaves = tuple(leaves)
         self._graphdef = model.graphdef
         self._programs: dict[Bucket, Any] = {}
+        self._score: Any = None
+        self._hidden_dtype: Any = None
         self.cache: PagedKVCache = init_cache(
             config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, kv_dtype
         )
@@ -52,9 +57,22 @@ class ModelRunner:
         if bucket not in self._programs:
             forward = make_forward(self._graphdef, self._treedef, tile_queries=bucket.tile_queries)
             inputs = build([], bucket, self.table_width)
-            self._programs[bucket] = forward.lower(self._leaves, self.cache, inputs).compile()
+            lowered = forward.lower(self._leaves, self.cache, inputs)
+            self._hidden_dtype = lowered.out_info[0].dtype
+            self._programs[bucket] = lowered.compile()
             self.num_compiles += 1
         return self._programs[bucket]
+
+    def score_program(self) -> Any:
+        """The compiled head over a tile of prompt positions, compiled now if it has not been."""
+        if self._score is None:
+            self.program(self.buckets[0])
+            score = make_score(self._graphdef, self._treedef, num_logprobs=MAX_LOGPROBS)
+            hidden = jax.ShapeDtypeStruct((SCORE_TILE_ROWS, self.config.embed_dim), self._hidden_dtype)
+            targets = jax.ShapeDtypeStruct((SCORE_TILE_ROWS,), np.int32)
+            self._score = score.lower(self._leaves, hidden, targets).compile()
+            self.num_compiles += 1
+        return self._score
 
     def run(self, rows: Sequence[Row]) -> tuple[Array, Array]:
         """One step: hidden states `[T, D]` and, for each row's last token, logits `[R, V]`, both padded.
@@ -67,9 +85,65 @@ class ModelRunner:
         hidden, logits, self.cache = self.program(bucket)(self._leaves, self.cache, inputs)
         return hidden, logits
 
+    def score(self, hidden: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
+        """How well states `[n, D]` predict tokens int32 `[n]`, the head in tiles of `SCORE_TILE_ROWS`.
+
+        Returns:
+            Log-probability `[n]` and rank `[n]` of each target; ids and log-probabilities `[n, MAX_LOGPROBS]` of the
+            likeliest tokens.
+        """
+        parts = []
+        for start in range(0, len(targets), SCORE_TILE_ROWS):
+            rows, wanted = (x[start : start + SCORE_TILE_ROWS] for x in (hidden, targets))
+            padding = SCORE_TILE_ROWS - len(wanted)
+            rows, wanted = np.pad(rows, ((0, padding), (0, 0))), np.pad(wanted, (0, padding))
+            tile = self.score_program()(self._leaves, rows, wanted)
+            parts.append([np.asarray(each)[: SCORE_TILE_ROWS - padding] for each in tile])
+        return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+
+    @property
+    def params(self) -> Any:
+        """The parameters, in the structure of the module's state."""
+        return jax.tree.unflatten(self._treedef, self._leaves)
+
+    def update_params(self, params: Any) -> None:
+        """Take other values for every parameter; the arrays are used as they are where their device and dtype fit.
+
+        Raises:
+            ValueError: another structure, or a leaf of another shape, by its path.
+        """
+        self._leaves = tuple(jax.tree.leaves(matching_params(self.params, params)))
+
     def logits_of(self, hidden: Array) -> np.ndarray:
         """Logits of given hidden states, `[T, V]`: for tests and small inputs, since it is one array."""
         from flax import nnx
 
         model = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, self._leaves))
         return np.asarray(model.logits(hidden))
+
+
+def matching_params(ours: Any, theirs: Any) -> Any:
+    """`theirs`, a pytree or nested dict with the leaves of `ours`, placed like them and in their dtypes.
+
+    Raises:
+        ValueError: a leaf is missing, unknown or of another shape.
+    """
+    expected = {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(ours)}
+    given = {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(theirs)}
+    for name in [*expected, *given]:
+        if name not in given or name not in expected:
+            raise ValueError(f"params: {name} is {'missing' if name in expected else 'no parameter of this model'}")
+    for name, leaf in expected.items():
+        if np.shape(given[name]) != leaf.shape:
+            raise ValueError(f"params: {name} has shape {np.shape(given[name])}; the model needs {leaf.shape}")
+    placed = [
+        jax.device_put(jnp.asarray(given[name], leaf.dtype), getattr(leaf, "sharding", None))
+        for name, leaf in expected.items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(ours), placed)
+
+
+def _path(path: Any) -> str:
+    """ "layers.attention.qkv.weight", whether the tree is a module's state or plain dicts of its arrays."""
+    keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path]
+    return ".".join(str(key) for key in keys if key not in (None, "value"))

@@ -10,19 +10,37 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxinfer.request import SequenceState
-from jaxinfer.sampling.inputs import SamplingInputs, pack_mask
+from jaxinfer.request import MAX_LOGPROBS, SamplingParams, SequenceState
+from jaxinfer.sampling.inputs import MAX_LOGIT_BIAS, SamplingInputs
+from jaxinfer.sampling.processors import ENABLED, LogitsProcessor
 from jaxinfer.sampling.sample import SampleOutput, sample
 from jaxinfer.sampling.state import init_state, set_lane
+
+SamplingRow = tuple[SequenceState, np.ndarray, np.ndarray | None]
+"""A sequence, its key, and the packed mask of its next token."""
+
+_SCALARS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 class Sampler:
     """Samples the rows of a step. Programs are compiled per row count by `compile`; `num_compiles` counts them."""
 
-    def __init__(self, vocab_size: int, num_lanes: int, *, max_logprobs: int, seed: int):
+    def __init__(self, vocab_size: int, num_lanes: int, *, seed: int, processors: Sequence[LogitsProcessor] = ()):
         self.vocab_size = vocab_size
         self.num_lanes = num_lanes
-        self.max_logprobs = max_logprobs
+        self.processors = {processor.name: processor for processor in processors}
+        if len(self.processors) < len(processors):
+            raise ValueError(
+                f"logits_processors: two have one name; the names are {[each.name for each in processors]}"
+            )
         self.num_compiles = 0
         self.state = init_state(num_lanes, vocab_size)
         self._seed = seed
@@ -37,12 +55,28 @@ class Sampler:
     def compile(self, num_rows: int) -> Any:
         """The program for steps of `num_rows` padded rows, compiled now if it has not been."""
         if num_rows not in self._programs:
-            function = jax.jit(partial(sample, num_logprobs=self.max_logprobs), donate_argnums=1)
+            processors = tuple(self.processors.values())
+            function = jax.jit(partial(sample, num_logprobs=MAX_LOGPROBS, processors=processors), donate_argnums=1)
             logits = jax.ShapeDtypeStruct((num_rows, self.vocab_size), np.float32)
-            inputs = SamplingInputs.greedy(num_rows, self.vocab_size, num_lanes=self.num_lanes)
+            inputs = self._inputs(num_rows)
             self._programs[num_rows] = function.lower(logits, self.state, inputs).compile()
             self.num_compiles += 1
         return self._programs[num_rows]
+
+    def _inputs(self, num_rows: int) -> SamplingInputs:
+        return SamplingInputs.greedy(
+            num_rows, self.vocab_size, num_lanes=self.num_lanes, processors=list(self.processors.values())
+        )
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise `ValueError` for what these programs do not hold: a processor or parameter unknown, too many biases."""
+        if len(params.logit_bias or ()) > MAX_LOGIT_BIAS:
+            raise ValueError(f"logit_bias has more than {MAX_LOGIT_BIAS} entries")
+        for name, values in params.processor_params.items():
+            if name not in self.processors:
+                known = sorted(self.processors) or "none: give them to LLM(logits_processors=[…])"
+                raise ValueError(f"logits_processors: {name!r} is not registered; registered: {known}")
+            self.processors[name].resolve(values)
 
     def warm_lane_update(self) -> None:
         """Compile the lane update on the padding lane, where it changes nothing of value."""
@@ -61,19 +95,21 @@ class Sampler:
     def run(
         self,
         logits: Array,
-        rows: Sequence[tuple[SequenceState, np.ndarray, frozenset[int]] | None],
+        rows: Sequence[SamplingRow | None],
     ) -> SampleOutput:
-        """One token for each row that is not None, given its sequence, key and banned ids."""
-        inputs = SamplingInputs.greedy(logits.shape[0], self.vocab_size, num_lanes=self.num_lanes)
+        """One token for each row that is not None, given its sequence, key and packed mask (None allows all)."""
+        inputs = self._inputs(logits.shape[0])
         for index, row in enumerate(rows):
             if row is not None:
                 self._fill(inputs, index, *row)
         self.state, output = self.compile(logits.shape[0])(logits, self.state, inputs)
         return output
 
-    def _fill(self, inputs: SamplingInputs, row: int, sequence: SequenceState, key: np.ndarray, banned: frozenset[int]):
+    def _fill(
+        self, inputs: SamplingInputs, row: int, sequence: SequenceState, key: np.ndarray, mask: np.ndarray | None
+    ) -> None:
         params = sequence.params
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        for name in _SCALARS:
             getattr(inputs, name)[row] = getattr(params, name)
         inputs.top_k[row] = max(0, params.top_k)
         inputs.seed[row] = key
@@ -83,9 +119,13 @@ class Sampler:
         inputs.use_penalties[row] = params.uses_penalties
         inputs.want_logprobs[row] = params.logprobs is not None
         inputs.valid[row] = True
-        if banned or params.allowed_token_ids is not None:
+        if mask is not None:
             inputs.use_mask[row] = True
-            inputs.token_mask[row] = pack_mask(self.vocab_size, allowed_ids=params.allowed_token_ids, banned_ids=banned)
+            inputs.token_mask[row] = mask
         for slot, (token, bias) in enumerate((params.logit_bias or {}).items()):
             inputs.bias_ids[row, slot] = token
             inputs.bias_values[row, slot] = bias
+        for name, values in params.processor_params.items():
+            inputs.processor_params[name][ENABLED][row] = True
+            for parameter, value in self.processors[name].resolve(values).items():
+                inputs.processor_params[name][parameter][row] = value

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxinfer.cache.paged_kv import PagedKVCache
 from jaxinfer.layers.attention import AttentionInputs, locate
+from jaxinfer.sampling.logprobs import prompt_logprobs
 
 
 @jax.tree_util.register_dataclass
@@ -52,3 +53,17 @@ def make_forward(graphdef: Any, treedef: Any, *, tile_queries: int) -> Callable[
         return hidden, model.logits(hidden[inputs.logit_rows]), cache
 
     return jax.jit(forward, donate_argnums=1)
+
+
+def make_score(graphdef: Any, treedef: Any, *, num_logprobs: int) -> Callable[..., Any]:
+    """A jitted `(leaves, hidden [R, D], targets [R]) -> (logprob, rank, top ids, top logprobs)`.
+
+    The head over a tile of R prompt positions: all the positions of a prompt at once would be an array of prompt length
+    times vocabulary.
+    """
+
+    def score(leaves: tuple[Array, ...], hidden: Float[Array, "R D"], targets: Int[Array, " R"]):
+        model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
+        return prompt_logprobs(model.logits(hidden), targets, num_logprobs)
+
+    return jax.jit(score)

@@ -1,0 +1,117 @@
+"""From what a user names (a file, a folder, a hub id, a Flax module) to parameters and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxinfer.checkpoint.hub import resolve_model
+from jaxinfer.checkpoint.reader import CheckpointError, open_checkpoint
+from jaxinfer.config import DTYPES, ModelConfig
+from jaxinfer.engine.load import LoadedModel, load_model
+from jaxinfer.engine.runner import matching_params
+from jaxinfer.tokenizer import Tokenizer, blank_tokenizer, load_tokenizer, tokenizer_from_gguf
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model, its tokenizer, the dtype it runs in, and one line that says where it came from."""
+
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    dtype: str
+    source: str
+
+
+def open_model(
+    model: Any, *, params: Any = None, tokenizer: str | Tokenizer | None = None, revision: str | None, dtype: str
+) -> OpenedModel:
+    """Read a checkpoint, or take a module and its parameters. See `LLM` for the arguments.
+
+    Raises:
+        ValueError: an argument out of its range, or arguments that exclude each other.
+        CheckpointError: a model that cannot be found or read.
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise ValueError(f"dtype={dtype!r} must be auto, {', '.join(DTYPES)}")
+    if model is not None and not isinstance(model, str):
+        return _open_module(model, params, tokenizer, revision, dtype)
+    if params is not None:
+        raise ValueError("params go with a Flax module as model; a checkpoint brings its own")
+    given = tokenizer if isinstance(tokenizer, str) else None
+    resolved = resolve_model(model, revision=revision, tokenizer=given)
+    if resolved.kind == "orbax":
+        raise CheckpointError(f"{resolved.path}: native checkpoints cannot be served yet; give the source model")
+    dtype = auto_dtype() if dtype == "auto" else dtype
+    loaded = load_model(resolved.path, dtype)
+    return OpenedModel(
+        loaded, tokenizer if isinstance(tokenizer, Tokenizer) else _tokenizer_of(resolved), dtype, resolved.source
+    )
+
+
+def _open_module(
+    module: Any, params: Any, tokenizer: str | Tokenizer | None, revision: str | None, dtype: str
+) -> OpenedModel:
+    name = type(module).__name__
+    config = getattr(module, "config", None)
+    if not isinstance(module, nnx.Module) or not isinstance(config, ModelConfig):
+        raise ValueError(
+            f"model={name} is no checkpoint's name and no flax.nnx.Module with a `config` of "
+            "jaxinfer.config.ModelConfig, `__call__(tokens, cache, inputs)` and `logits(hidden)`: see "
+            "jaxinfer.models.decoder.Decoder"
+        )
+    if revision is not None:
+        raise ValueError(f"revision={revision!r} goes with a hub id, and model is a module")
+    graphdef, own = nnx.split(module)
+    placed = own if params is None else matching_params(own, params)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(placed)):
+        raise ValueError(f"model={name} has shapes and no values: pass params=")
+    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(placed) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    own_dtype = min(dtypes & set(DTYPES), default="float32")
+    if dtype not in ("auto", own_dtype):
+        raise ValueError(f"dtype={dtype!r}: the module's parameters are {own_dtype}; convert them, or leave dtype out")
+    if tokenizer is None:
+        tokenizer = blank_tokenizer(config.vocab_size, config.eos_token_ids)
+    elif isinstance(tokenizer, str):
+        tokenizer = load_tokenizer(tokenizer)
+    return OpenedModel(LoadedModel(config, graphdef, placed), tokenizer, own_dtype, f"the module {name}")
+
+
+def auto_dtype() -> str:
+    """What `dtype="auto"` means here."""
+    if jax.default_backend() == "cpu":
+        return "float32"
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    return "float16" if capability is not None and float(capability) < 8.0 else "bfloat16"
+
+
+def _tokenizer_of(resolved: Any) -> Tokenizer:
+    path = resolved.tokenizer
+    if path.is_dir():
+        return load_tokenizer(path)
+    with open_checkpoint(path) as checkpoint:
+        return tokenizer_from_gguf(checkpoint.config)
+
+
+def default_sampling_fields(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `SamplingParams` fields that a model's `generation_config.json` recommends."""
+    names = {
+        "temperature": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "typical_p": "typical_p",
+        "repetition_penalty": "repetition_penalty",
+        "max_new_tokens": "max_tokens",
+    }
+    found = {
+        ours: generation_config[theirs] for theirs, ours in names.items() if generation_config.get(theirs) is not None
+    }
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
