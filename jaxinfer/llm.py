@@ -7,16 +7,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from tqdm.auto import tqdm
 
 from jaxinfer.checkpoint.hub import resolve_model
-from jaxinfer.checkpoint.reader import CheckpointError, open_checkpoint
 from jaxinfer.config import DTYPES, CacheConfig, EngineConfig, SchedulerConfig
 from jaxinfer.engine.engine import Engine
-from jaxinfer.engine.load import load_model
+from jaxinfer.engine.load import auto_dtype, load_model
 from jaxinfer.request import RequestOutput, SamplingParams
-from jaxinfer.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from jaxinfer.tokenizer import load_tokenizer
 
 Prompt = str | Mapping[str, Any]
 
@@ -25,7 +23,8 @@ class LLM:
     """A language model in this process.
 
     Args:
-        model: a GGUF file, a Hugging Face folder, or a hub id; SmolLM2-135M-Instruct when None.
+        model: a GGUF file, a Hugging Face folder, a converted checkpoint, or a hub id. When None: the checkpoint
+            under `checkpoints/` if there is one, else SmolLM2-135M-Instruct.
         dtype: of parameters and activations; "auto" is float32 on CPUs, float16 on GPUs before sm_80, bfloat16 else.
         max_model_len: positions of prompt and output together; the model's own limit when None.
         max_num_seqs: sequences that run at once.
@@ -60,14 +59,12 @@ class LLM:
         if dtype not in ("auto", *DTYPES):
             raise ValueError(f"dtype={dtype!r} must be auto, {', '.join(DTYPES)}")
         resolved = resolve_model(model, revision=revision, tokenizer=tokenizer)
-        if resolved.kind == "orbax":
-            raise CheckpointError(f"{resolved.path}: native checkpoints cannot be served yet; give the source model")
         self._verbose = verbose and sys.stderr.isatty()
         if verbose:
             print(f"jaxinfer: {resolved.source}", file=sys.stderr)
-        dtype = _auto_dtype() if dtype == "auto" else dtype
+        dtype = auto_dtype() if dtype == "auto" else dtype
         loaded = load_model(resolved.path, dtype)
-        self.tokenizer = _tokenizer_of(resolved)
+        self.tokenizer = load_tokenizer(resolved.tokenizer)
         limit = loaded.config.max_position
         length = limit if max_model_len is None else max_model_len
         if not 2 <= length <= limit:
@@ -206,18 +203,3 @@ _kept: dict[str | None, LLM] = {}
 def _advance(bar: Any, done: int, total: int) -> None:
     bar.total = total
     bar.update(done - bar.n)
-
-
-def _auto_dtype() -> str:
-    if jax.default_backend() == "cpu":
-        return "float32"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    return "float16" if capability is not None and float(capability) < 8.0 else "bfloat16"
-
-
-def _tokenizer_of(resolved: Any) -> Tokenizer:
-    path = resolved.tokenizer
-    if path.is_dir():
-        return load_tokenizer(path)
-    with open_checkpoint(path) as checkpoint:
-        return tokenizer_from_gguf(checkpoint.config)
