@@ -260,6 +260,8 @@ def _save_params(path: Path, params: Mapping[str, jax.Array]) -> None:
     }
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as checkpointer:
         checkpointer.save(path, args=ocp.args.PyTreeSave(dict(params), save_args=save_args))
+    # A note that names the temporary folder, of use only on object stores.
+    (path / "commit_success.txt").unlink(missing_ok=True)
 
 
 def _manifest(params: Mapping[str, jax.Array], config: dict[str, Any], source: str) -> dict[str, Any]:
