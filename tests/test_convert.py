@@ -122,6 +122,22 @@ def test_companions_travel_and_conversions_chain(hf: Path, tmp_path: Path) -> No
     assert_same_parameters(tmp_path / "again", tmp_path / "half", "bfloat16")
 
 
+def test_a_hub_id(hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(repo: str, **options: object) -> str:
+        asked.append((repo, options["revision"]))
+        return str(hf)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert main(["org/name", str(tmp_path / "made"), "--revision", "v1"]) == 0
+    assert asked == [("org/name", "v1")] and read_manifest(tmp_path / "made").source == "org/name at v1"
+    assert main(["org/name", str(tmp_path / "too"), "--tokenizer", "org/words"]) == 0
+    assert asked[1:] == [("org/name", None), ("org/words", None)]
+
+
 def test_another_tokenizer(hf: Path, gguf: Path, tmp_path: Path) -> None:
     for index, (source, other) in enumerate([(hf, gguf), (gguf, hf), (gguf, hf / "tokenizer.json")]):
         made = tmp_path / str(index)

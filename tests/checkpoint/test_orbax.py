@@ -1,6 +1,9 @@
 """The native format: round trips, sharded restoring, casting, replacing, and refusals."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,26 @@ def test_round_trip_into_a_sharding(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, array in params.items():
         assert restored[name].dtype == array.dtype
         np.testing.assert_array_equal(restored[name], array)
+
+
+SHARDED = """
+import sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxinfer.checkpoint.orbax import restore_params
+mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+for spec in (PartitionSpec("x"), PartitionSpec(None, "y"), PartitionSpec("y", "x"), PartitionSpec()):
+    sharding = NamedSharding(mesh, spec)
+    array = restore_params(sys.argv[1], {"w": jax.ShapeDtypeStruct((6, 4), np.float16, sharding=sharding)})["w"]
+    assert array.sharding == sharding and len(array.addressable_shards) == 4
+    np.testing.assert_array_equal(array, np.arange(24).reshape(6, 4))
+"""
+
+
+def test_restores_onto_several_devices(tmp_path: Path) -> None:
+    path = save(tmp_path / "tiny", {"w": jnp.arange(24, dtype=jnp.float32).reshape(6, 4)})
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run([sys.executable, "-c", SHARDED, path], env=environment, check=True, timeout=120)
 
 
 def test_orbax_itself_reads_what_was_saved(tmp_path: Path) -> None:
