@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         convert(**vars(arguments))
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", str(error).replace("\n", " "), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("error: interrupted; nothing was written", file=sys.stderr)

@@ -197,7 +197,15 @@ def test_refusals_are_one_line_and_leave_nothing(make_source, message, hf, tmp_p
     assert not (tmp_path / "store").exists()
 
 
-def test_a_full_disk_leaves_nothing(hf: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_disk_without_room_is_refused_first(hf: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert main([str(hf), str(tmp_path / "tiny"), "--dtype", "bfloat16"]) == 1
+    assert "tiny: needs 55,616 bytes and the disk has 1,000 free; make room" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_disk_leaves_nothing(hf: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -98,7 +98,8 @@ def save_checkpoint(
         overwrite: replace a checkpoint of this format that is there.
 
     Raises:
-        CheckpointError: the folder exists, `params` is empty, or an extra file is missing or has a reserved name.
+        CheckpointError: the folder exists, `params` is empty, an extra file is missing or has a reserved name, the
+            disk has no room, or writing fails.
     """
     path = Path(os.path.abspath(path))
     extra_files = extra_files or {}
@@ -109,6 +110,7 @@ def save_checkpoint(
         _check_extra_file(path, name, content)
     manifest = json.dumps(_manifest(params, config, source), indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
+    _check_space(path, sum(array.nbytes for array in params.values()))
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         partial.mkdir()
@@ -128,6 +130,15 @@ def _check_extra_file(path: Path, name: str, content: Path | bytes) -> None:
         raise CheckpointError(f"{path}: {name!r} cannot name an extra file; give a plain, unreserved file name")
     if isinstance(content, Path) and not content.is_file():
         raise CheckpointError(f"{content}: the extra file {name!r} is not there; check its path")
+
+
+def _check_space(path: Path, num_bytes: int) -> None:
+    # Asked first, since Orbax reports a full disk with a page of tracebacks.
+    free_bytes = shutil.disk_usage(path.parent).free
+    if free_bytes < num_bytes:
+        raise CheckpointError(
+            f"{path}: needs {num_bytes:,} bytes and the disk has {free_bytes:,} free; make room, or save elsewhere"
+        )
 
 
 def _move_into_place(partial: Path, path: Path) -> None:
@@ -258,8 +269,11 @@ def _save_params(path: Path, params: Mapping[str, jax.Array]) -> None:
         name: ocp.SaveArgs(chunk_byte_size=_STORED_CHUNK_BYTES, shard_axes=(0,) if array.ndim > 2 else ())
         for name, array in params.items()
     }
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as checkpointer:
-        checkpointer.save(path, args=ocp.args.PyTreeSave(dict(params), save_args=save_args))
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as checkpointer:
+            checkpointer.save(path, args=ocp.args.PyTreeSave(dict(params), save_args=save_args))
+    except Exception as error:  # TensorStore maps its statuses to many kinds
+        raise CheckpointError(f"{path}: cannot be written ({str(error)[:300]}); check the disk") from error
     # A note that names the temporary folder, of use only on object stores.
     (path / "commit_success.txt").unlink(missing_ok=True)
 
