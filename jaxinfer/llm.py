@@ -25,8 +25,9 @@ class LLM:
     """A language model in this process.
 
     Args:
-        model: a GGUF file, a Hugging Face folder, or a hub id; SmolLM2-135M-Instruct when None. Or a Flax module with
-            the step contract of `jaxinfer.models.decoder.Decoder`: prompts are token ids unless `tokenizer` is given.
+        model: a GGUF file, a Hugging Face folder, a converted checkpoint, or a hub id. When None: the checkpoint
+            under `checkpoints/` if there is one, else SmolLM2-135M-Instruct. Or a Flax module with the step contract
+            of `jaxinfer.models.decoder.Decoder`: its prompts are token ids unless `tokenizer` is given.
         params: of a Flax module, a pytree like its state; the module's own when None.
         tokenizer: a folder, file or hub id, or a `Tokenizer`; the model's own when None.
         revision: of a hub id: branch, tag or commit.

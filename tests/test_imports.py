@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jaxinfer", "pallas_kernels")
-DOORS = ("serve", "batch", "bench", "chat", "generate")
+DOORS = ("serve", "batch", "bench", "chat", "convert", "generate")
 DEVICE_CODE = (
     "jaxinfer.layers",
     "jaxinfer.models",

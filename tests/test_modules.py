@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -13,9 +15,11 @@ from flax import nnx
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import ModelConfig
 from jaxinfer.engine.load import load_model
+from jaxinfer.engine.open import default_sampling_fields
 from jaxinfer.models.decoder import Decoder
 
-GOLDEN = Path(__file__).parent / "models" / "golden"
+ROOT = Path(__file__).parent.parent
+GOLDEN = ROOT / "tests" / "models" / "golden"
 SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_pages": 9, "verbose": False}
 
 
@@ -137,15 +141,13 @@ def test_settings_out_of_range_are_refused_by_name(loaded, setting, value):
 
 
 def test_default_sampling_comes_from_the_models_generation_config(tmp_path, loaded):
-    import json
-    import shutil
-
     folder = shutil.copytree(GOLDEN / "qwen3", tmp_path / "model")
     recommended = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "max_new_tokens": 5, "eos_token_id": 1}
     (folder / "generation_config.json").write_text(json.dumps(recommended))
     assert load_model(folder, "float32").generation_config["top_k"] == 20
-    from jaxinfer.engine.open import default_sampling_fields
-
+    native = shutil.copytree(ROOT / "checkpoints" / "tiny-llama", tmp_path / "native")
+    (native / "generation_config.json").write_text(json.dumps(recommended))
+    assert load_model(native, "float32").generation_config["top_k"] == 20
     fields = default_sampling_fields(recommended)
     assert SamplingParams(**fields) == SamplingParams(temperature=0.6, top_k=20, top_p=0.9, max_tokens=5)
     assert default_sampling_fields({"do_sample": False, "temperature": 1.0}) == {"temperature": 0.0}

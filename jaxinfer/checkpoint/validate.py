@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
-import numpy as np
-
-from jaxinfer.checkpoint.reader import CheckpointError, TensorInfo, all_finite, is_floating
+from jaxinfer.checkpoint.reader import CheckpointError, TensorInfo
 
 _MAX_LISTED = 5
 
@@ -52,14 +50,6 @@ def check_tensors(
         raise CheckpointError(
             f"{file}: {len(extra)} tensors are not used by this architecture: {_some(extra)}; "
             "running without them would give wrong results, so use a checkpoint of a supported variant"
-        )
-
-
-def check_finite(name: str, array: np.ndarray, file: str | PathLike[str]) -> None:
-    """Raise `CheckpointError` if a floating array (values or scales) holds NaN or infinity."""
-    if is_floating(array.dtype) and not all_finite(array):
-        raise CheckpointError(
-            f"{file}: tensor {name!r} holds NaN or infinite values; the checkpoint is damaged, download it again"
         )
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.tree_util import DictKey, KeyPath
 
-from jaxinfer.checkpoint.reader import Checkpoint, CheckpointError, open_checkpoint
-from jaxinfer.checkpoint.validate import check_finite, check_tensors
+from jaxinfer.checkpoint.config_json import model_config_from_json
+from jaxinfer.checkpoint.orbax import MANIFEST_NAME, is_native_checkpoint, read_manifest, restore_params
+from jaxinfer.checkpoint.reader import Checkpoint, CheckpointError, aligned_empty, open_checkpoint, read_json
+from jaxinfer.checkpoint.validate import check_tensors
 from jaxinfer.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
-from jaxinfer.models.registry import family_of_gguf, family_of_hf
-
-_ALIGNMENT_BYTES = 64  # what XLA's CPU client needs to use a NumPy buffer as it is
+from jaxinfer.models.registry import check_architecture, family_of_gguf, family_of_hf
+from jaxinfer.models.weights import Piece
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LoadedModel:
 
 
 def load_model(path: Path, dtype: str) -> LoadedModel:
-    """Read a GGUF file or a Hugging Face folder into parameters of `dtype`.
+    """Read a GGUF file, a Hugging Face folder or a native checkpoint into parameters of `dtype`.
 
     One tensor is in flight at a time, and on a CPU the arrays filled on the host are the parameters themselves, so the
     peak is the parameters' size and one tensor more.
@@ -45,6 +45,8 @@ def load_model(path: Path, dtype: str) -> LoadedModel:
     Raises:
         CheckpointError: the file is damaged, its architecture is unknown, or its tensors do not fit the architecture.
     """
+    if is_native_checkpoint(path):
+        return _restore_native(path, dtype)
     with open_checkpoint(path) as checkpoint:
         try:
             family, config = _configure(checkpoint)
@@ -63,13 +65,52 @@ def load_model(path: Path, dtype: str) -> LoadedModel:
         leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract)
         filled = []
         for key_path, leaf in leaves:
-            array = _aligned_empty(leaf.shape, leaf.dtype)
+            array = aligned_empty(leaf.shape, leaf.dtype)
             for piece in by_leaf[leaf_path(key_path)]:
-                values = checkpoint.read(piece.name)
-                check_finite(piece.name, values, path)
-                piece.put(array, values)
+                _fill(array, piece, checkpoint)
             filled.append(jax.device_put(array))
         return LoadedModel(config, graphdef, jax.tree.unflatten(treedef, filled), checkpoint.generation_config)
+
+
+def _fill(array: np.ndarray, piece: Piece, checkpoint: Checkpoint) -> None:
+    """Read a tensor into its part of a leaf's array: in place where that part is one run of memory."""
+    view = piece.view(array)
+    if view.flags.c_contiguous and view.shape == piece.shape and not piece.unpermute_head_dim:
+        checkpoint.read(piece.name, view)
+    else:
+        piece.put(array, checkpoint.read(piece.name, np.empty(piece.shape, array.dtype)))
+
+
+def _restore_native(path: Path, dtype: str) -> LoadedModel:
+    manifest = read_manifest(path)
+    try:
+        config = model_config_from_json(manifest.config)
+        check_architecture(config.architecture)
+        graphdef, abstract = abstract_model(config, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{path / MANIFEST_NAME}: {error}; convert the source checkpoint again") from error
+    restored = restore_params(path, named_leaves(abstract))
+    generation = path / "generation_config.json"
+    return LoadedModel(
+        config,
+        graphdef,
+        jax.tree.unflatten(jax.tree.structure(abstract), restored.values()),
+        read_json(generation) if generation.is_file() else {},
+    )
+
+
+def named_leaves(params: Any) -> dict[str, Any]:
+    """A model's parameters, or their abstract shapes, in the tree's order: "layers/attention/qkv/weight" and so on."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {"/".join(leaf_path(key_path)): leaf for key_path, leaf in leaves}
+
+
+def auto_dtype() -> str:
+    """What `dtype="auto"` means here: float32 on CPUs, float16 on GPUs before sm_80, bfloat16 elsewhere."""
+    if jax.default_backend() == "cpu":
+        return "float32"
+    capability = getattr(jax.devices()[0], "compute_capability", None)
+    return "float16" if capability is not None and float(capability) < 8.0 else "bfloat16"
 
 
 def _configure(checkpoint: Checkpoint) -> tuple[Any, ModelConfig]:
@@ -92,11 +133,3 @@ def abstract_model(config: ModelConfig, dtype: str) -> tuple[Any, Any]:
 def leaf_path(key_path: KeyPath) -> tuple[str, ...]:
     """The names on the way to a parameter: ("layers", "attention", "qkv", "weight")."""
     return tuple(str(key.key) for key in key_path if isinstance(key, DictKey))
-
-
-def _aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    dtype = jnp.dtype(dtype)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    buffer = np.empty(num_bytes + _ALIGNMENT_BYTES, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT_BYTES
-    return buffer[start : start + num_bytes].view(dtype).reshape(shape)

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxinfer.checkpoint.hub import resolve_model
-from jaxinfer.checkpoint.reader import CheckpointError, open_checkpoint
 from jaxinfer.config import DTYPES, ModelConfig
-from jaxinfer.engine.load import LoadedModel, load_model
+from jaxinfer.engine.load import LoadedModel, auto_dtype, load_model
 from jaxinfer.engine.runner import matching_params
-from jaxinfer.tokenizer import Tokenizer, blank_tokenizer, load_tokenizer, tokenizer_from_gguf
+from jaxinfer.tokenizer import Tokenizer, blank_tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,11 @@ def open_model(
         raise ValueError("params go with a Flax module as model; a checkpoint brings its own")
     given = tokenizer if isinstance(tokenizer, str) else None
     resolved = resolve_model(model, revision=revision, tokenizer=given)
-    if resolved.kind == "orbax":
-        raise CheckpointError(f"{resolved.path}: native checkpoints cannot be served yet; give the source model")
     dtype = auto_dtype() if dtype == "auto" else dtype
     loaded = load_model(resolved.path, dtype)
-    return OpenedModel(
-        loaded, tokenizer if isinstance(tokenizer, Tokenizer) else _tokenizer_of(resolved), dtype, resolved.source
-    )
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = load_tokenizer(resolved.tokenizer)
+    return OpenedModel(loaded, tokenizer, dtype, resolved.source)
 
 
 def _open_module(
@@ -80,22 +77,6 @@ def _open_module(
     elif isinstance(tokenizer, str):
         tokenizer = load_tokenizer(tokenizer)
     return OpenedModel(LoadedModel(config, graphdef, placed), tokenizer, own_dtype, f"the module {name}")
-
-
-def auto_dtype() -> str:
-    """What `dtype="auto"` means here."""
-    if jax.default_backend() == "cpu":
-        return "float32"
-    capability = getattr(jax.devices()[0], "compute_capability", None)
-    return "float16" if capability is not None and float(capability) < 8.0 else "bfloat16"
-
-
-def _tokenizer_of(resolved: Any) -> Tokenizer:
-    path = resolved.tokenizer
-    if path.is_dir():
-        return load_tokenizer(path)
-    with open_checkpoint(path) as checkpoint:
-        return tokenizer_from_gguf(checkpoint.config)
 
 
 def default_sampling_fields(generation_config: Mapping[str, Any]) -> dict[str, Any]:

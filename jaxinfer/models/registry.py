@@ -11,6 +11,15 @@ from jaxinfer.models import llama
 FAMILIES: tuple[ModuleType, ...] = (llama,)
 
 
+def check_architecture(name: str) -> None:
+    """Raise `ValueError` unless a family here has the architecture that a `ModelConfig` names."""
+    known = sorted(
+        {one for family in FAMILIES for one in (*family.HF_ARCHITECTURES.values(), *family.GGUF_ARCHITECTURES)}
+    )
+    if name not in known:
+        raise ValueError(f"architecture {name!r} is not supported; supported: {', '.join(known)}")
+
+
 def family_of_hf(config: Mapping[str, Any]) -> ModuleType:
     """The module of the family that a `config.json` names.
 

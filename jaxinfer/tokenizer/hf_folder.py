@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.tokenizer.files import GGUF_METADATA_NAME, gguf_metadata, is_gguf
 from jaxinfer.tokenizer.gguf_vocab import tokenizer_from_gguf
 from jaxinfer.tokenizer.token_bytes import Family
 from jaxinfer.tokenizer.tokenizer import Tokenizer, TokenizerSpec
@@ -25,7 +26,7 @@ def load_tokenizer(source: Path | str, *, revision: str | None = None) -> Tokeni
     Args:
         source: a folder with `tokenizer.json` (and, where present, `tokenizer_config.json`,
             `special_tokens_map.json`, `generation_config.json`, `chat_template.jinja`), that file itself, a GGUF file,
-            or a hub id ("owner/name").
+            a converted checkpoint, or a hub id ("owner/name").
         revision: the hub revision; only for hub ids.
 
     Raises:
@@ -39,11 +40,10 @@ def load_tokenizer(source: Path | str, *, revision: str | None = None) -> Tokeni
         path = resolve_model(str(source), revision=revision).tokenizer
     elif revision is not None:
         raise ValueError(f"revision={revision!r} applies to hub ids, and {path} is a local path; leave it out")
-    if path.is_file() and path.suffix == ".gguf":
-        from jaxinfer.checkpoint.gguf import GGUFCheckpoint
-
-        with GGUFCheckpoint(path) as checkpoint:
-            return tokenizer_from_gguf(checkpoint.config, path.name)
+    if is_gguf(path):
+        return tokenizer_from_gguf(gguf_metadata(path), path.name)
+    if (path / GGUF_METADATA_NAME).is_file():
+        return tokenizer_from_gguf(_read_json(path / GGUF_METADATA_NAME), str(path))
     return _load_folder(path if path.is_dir() else path.parent, path if path.is_file() else path / "tokenizer.json")
 
 

@@ -65,9 +65,23 @@ def test_default_prefers_converted_then_package_then_hub(fake: FakeHub, monkeypa
     assert from_hub.kind == "hf" and from_hub.path == fake.folder
     assert fake.calls[0][0] == "HuggingFaceTB/SmolLM2-135M-Instruct" and "hub" in from_hub.source
 
-    native(Path("checkpoints/SmolLM2-135M-Instruct"))
+    native(Path("checkpoints/tiny-llama"))
+    native(Path("checkpoints/.one.partial-1"))
+    Path("checkpoints/empty").mkdir()
+    assert resolve_model().kind == "hf"
+    native(Path("checkpoints/one"))
     converted = resolve_model()
-    assert converted.kind == "orbax" and "converted checkpoint" in converted.source
+    assert converted.kind == "orbax" and converted.path == converted.tokenizer == Path("checkpoints/one")
+    assert converted.source == "model: the converted checkpoint checkpoints/one"
+
+
+def test_default_among_several_converted_checkpoints(fake: FakeHub) -> None:
+    for name in ("two", "one", "tiny-llama"):
+        native(Path("checkpoints", name))
+    with pytest.raises(CheckpointError, match=r"holds 2 converted checkpoints \(one, two\).*or name one of them 'def"):
+        resolve_model()
+    native(Path("checkpoints/default"))
+    assert resolve_model().path == Path("checkpoints/default")
 
 
 def test_local_paths(fake: FakeHub, tmp_path: Path) -> None:

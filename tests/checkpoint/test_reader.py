@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jaxinfer.checkpoint.reader import CHUNK_BYTES, Checkpoint, CheckpointError, open_checkpoint
+from jaxinfer.checkpoint.reader import CHUNK_BYTES, Checkpoint, CheckpointError, all_finite, open_checkpoint
 
 
 def make(folder: Path, **tensors: np.ndarray) -> Checkpoint:
@@ -83,3 +83,11 @@ def test_closing_twice_is_harmless_and_reading_then_refused(tmp_path: Path) -> N
 def test_refuses_missing_paths(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere: no such checkpoint"):
         open_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
+def test_all_finite_finds_one_nan(dtype: type) -> None:
+    array = np.linspace(-400, 400, 64).astype(dtype)
+    assert all_finite(array)
+    array[5] = np.nan
+    assert not all_finite(array)

@@ -194,6 +194,35 @@ def test_sentencepiece_tokens(sentencepiece: Tokenizer):
     assert len(sentencepiece.encode("    ", add_special_tokens=False)) == 1
 
 
+def test_a_vocabulary_that_takes_spaces_as_they_are():
+    """As Gemma's: no space is put before the text, runs of spaces are pieces, a turn's end is a control token."""
+    metadata = sentencepiece_metadata(
+        {"▁": -1.0, "▁▁": -2.0, "h": -3.0, "i": -4.0, "hi": -5.0}, add_space_prefix=False, add_bos_token=True
+    )
+    turns = ["<start_of_turn>", "<end_of_turn>"]
+    metadata["tokenizer.ggml.tokens"] += turns
+    metadata["tokenizer.ggml.token_type"] += [3, 3]
+    metadata["tokenizer.ggml.scores"] += [-1000.0, -1000.0]
+    metadata["tokenizer.chat_template"] = (
+        "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}<start_of_turn>"
+        "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n{% if message['content'] is string %}"
+        "{{ message['content'] | trim }}{% endif %}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    )
+    tokenizer = tokenizer_from_gguf(metadata)
+    start, end = (metadata["tokenizer.ggml.tokens"].index(turn) for turn in turns)
+    assert tokenizer.eos_token_ids == (2, end)
+    for text in ("hi", " hi", "hi    hi ", "\n\thi é日🙂", "<start_of_turn>hi<end_of_turn>"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == text and tokenizer.encode(text) == [1, *ids]
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": " hi "}])
+    assert ids[:2] == [1, start] and ids.count(end) == 1
+    assert tokenizer.decode(ids) == "<s><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n"
+    with pytest.raises(ValueError, match="roles must alternate"):
+        tokenizer.apply_chat_template([{"role": "assistant", "content": "hi"}])
+
+
 def test_extra_whitespace_is_removed_where_the_file_says_so():
     tokenizer = tokenizer_from_gguf(
         sentencepiece_metadata({"▁": 0.0, "a": -1.0, "b": -2.0}, remove_extra_whitespaces=True)
