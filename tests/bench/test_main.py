@@ -14,6 +14,7 @@ from tokenizers import decoders, pre_tokenizers
 
 from jaxinfer.bench.__main__ import main
 from jaxinfer.bench.bandwidth import BandwidthProbe, cache_bytes, weight_bytes
+from jaxinfer.bench.report import as_text
 from jaxinfer.config import EngineConfig, ModelConfig
 from jaxinfer.engine.load import load_model
 
@@ -57,6 +58,10 @@ def test_latency(capsys, model):
     assert set(environment) == {"date", "jax", "python", "cpu", "num_cores", "device", "dtype", "model"}
     assert environment["model"] == f"model: {model}" and environment["dtype"] == "float32"
     assert settings["prompt_tokens"] == 20 and settings["repeats"] == 2 and settings["max_model_len"] == 32
+    text = as_text(report)
+    assert "decode_step_over_floor: " in text and ", at most 3.0: " in text
+    columns = next(line.split() for line in text.splitlines() if line.startswith("tpot_s "))
+    assert len(columns) == 5 and columns[-1] == "2"
 
 
 def test_throughput(capsys, model):
@@ -80,21 +85,15 @@ def test_context(capsys, model):
     assert report["targets"][0]["at_most"] == 6.0
 
 
-def test_text_report(capsys, model):
-    arguments = ["latency", "--model", model, "--prompt-tokens", "4", "--output-tokens", "4", "--repeats", "1"]
-    assert main([*arguments, "--probe-bytes", "4096"]) == 0
-    out = capsys.readouterr().out
-    assert "decode_step_over_floor: " in out and ", at most 3.0: " in out
-    columns = next(line.split() for line in out.splitlines() if line.startswith("tpot_s "))
-    assert len(columns) == 5 and columns[-1] == "1"
-
-
 def test_load_memory(capsys, model, monkeypatch):
     module = ModuleType("jaxinfer.bench.load_memory")
     module.measure_load_memory = lambda name, dtype: {"name": name, "dtype": dtype, "peak_bytes": 7}  # type: ignore
     monkeypatch.setitem(sys.modules, module.__name__, module)
     report = report_of(capsys, "load-memory", "--model", model, "--dtype", "bfloat16", "--json")
     assert report["results"] == {"name": model, "dtype": "bfloat16", "peak_bytes": 7}
+    assert main(["load-memory", "--model", model]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"model        model: {model}" in lines and ["peak_bytes", "7"] in [line.split() for line in lines]
 
 
 def test_batch_invariance_reaches_the_model_only_when_given(capsys, monkeypatch):
