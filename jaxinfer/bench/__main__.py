@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jaxinfer.bench.report import as_json, as_text, target
@@ -178,11 +177,11 @@ def _load_memory(arguments: argparse.Namespace) -> dict[str, Any]:
     from jaxinfer.bench.load_memory import measure_load_memory  # pyright: ignore[reportMissingImports]
     from jaxinfer.checkpoint.hub import resolve_model
 
-    measured = measure_load_memory(arguments.model, arguments.dtype)
-    results = dict(measured) if isinstance(measured, Mapping) else dataclasses.asdict(measured)
-    about = environment(arguments.dtype, resolve_model(arguments.model).source)
+    results = measure_load_memory(arguments.model, arguments.dtype)
+    about = environment(results["dtype"], resolve_model(arguments.model).source)
     settings = {"model": arguments.model, "dtype": arguments.dtype}
-    return {"environment": about, "settings": settings, "results": results, "targets": []}
+    targets = [target("peak_rss_bytes", results["peak_rss_bytes"], at_most=results["limit_bytes"])]
+    return {"environment": about, "settings": settings, "results": results, "targets": targets}
 
 
 if __name__ == "__main__":

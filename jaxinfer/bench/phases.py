@@ -39,7 +39,7 @@ class StepTimer:
             (engine.scheduler, "schedule", self._marking_end(engine.scheduler.schedule)),
             (engine.runner, "program", self._timing_call_of(engine.runner.program)),
             (engine.sampler, "compile", self._timing_call_of(engine.sampler.compile)),
-            (engine, "_take", self._marking_start(engine._take)),
+            (engine, "_take", self._marking_first_start(engine._take)),
         ]
 
     def __enter__(self) -> StepTimer:
@@ -76,9 +76,10 @@ class StepTimer:
 
         return wrapper
 
-    def _marking_start(self, function: Callable) -> Callable:
+    def _marking_first_start(self, function: Callable) -> Callable:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            self._mark()
+            if len(self._marks) == PHASES.index("take"):  # it may be called once a row
+                self._mark()
             return function(*args, **kwargs)
 
         return wrapper

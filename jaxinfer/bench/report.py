@@ -10,7 +10,7 @@ Report = Mapping[str, Any]
 
 
 def target(
-    name: str, value: float | int, *, at_most: float | None = None, at_least: float | None = None
+    name: str, value: float | int, *, at_most: float | int | None = None, at_least: float | int | None = None
 ) -> dict[str, Any]:
     """One figure and the limit it is meant to keep."""
     if at_most is not None:

@@ -59,11 +59,13 @@ class FakeEngine:
         self.clock.tick(self.phases_s["sampling_inputs"])
         self.sampler.compile(len(self.requests))()
         self.clock.tick(self.phases_s["wait"])
-        return self._take()
+        decoding = [key for key, output in self.requests.items() if not output.finished]
+        for _ in decoding:
+            self._take(len(decoding))
+        return self._sampled(decoding)
 
-    def _take(self) -> list[tuple[Any, list[str]]]:
-        self.clock.tick(self.phases_s["take"])
-        return self._sampled([key for key, output in self.requests.items() if not output.finished])
+    def _take(self, num_rows: int) -> None:
+        self.clock.tick(self.phases_s["take"] / num_rows)
 
     def _sampled(self, request_ids: list[str]) -> list[tuple[Any, list[str]]]:
         outputs = [self.requests[request_id] for request_id in request_ids]

@@ -20,6 +20,7 @@ from jaxinfer.engine.load import load_model
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 SPREAD = {"median", "best", "worst", "num"}
+LENGTHS = ["--prompt-tokens", "32"]  # and 64 out: the same programs as test_context's
 QUICK = ["--repeats", "2", "--probe-bytes", "65536", "--json"]
 
 
@@ -46,18 +47,18 @@ def report_of(capsys, *argv: str) -> dict:
 
 
 def test_latency(capsys, model):
-    report = report_of(capsys, "latency", "--model", model, "--prompt-tokens", "20", "--output-tokens", "12", *QUICK)
+    report = report_of(capsys, "latency", "--model", model, *LENGTHS, *QUICK)
     results = report["results"]
     assert results["weight_bytes"] == sum(leaf.nbytes for leaf in leaves_of("llama-gqa-tied"))
     for name in ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_step_s", "decode_step_over_floor"):
         assert set(results[name]) == SPREAD and results[name]["median"] > 0
-    assert results["decode_step_s"]["num"] == 22
+    assert results["decode_step_s"]["num"] == 126
     assert report["targets"][0]["at_most"] == 3.0
     assert report["targets"][0]["value"] == results["decode_step_over_floor"]["median"]
     environment, settings = report["environment"], report["settings"]
     assert set(environment) == {"date", "jax", "python", "cpu", "num_cores", "device", "dtype", "model"}
     assert environment["model"] == f"model: {model}" and environment["dtype"] == "float32"
-    assert settings["prompt_tokens"] == 20 and settings["repeats"] == 2 and settings["max_model_len"] == 32
+    assert settings["prompt_tokens"] == 32 and settings["repeats"] == 2 and settings["max_model_len"] == 96
     text = as_text(report)
     assert "decode_step_over_floor: " in text and ", at most 3.0: " in text
     columns = next(line.split() for line in text.splitlines() if line.startswith("tpot_s "))
@@ -76,24 +77,29 @@ def test_throughput(capsys, model):
 
 
 def test_context(capsys, model):
-    report = report_of(capsys, "context", "--model", model, "--contexts", "16,128,64", "--steps", "2", *QUICK)
+    report = report_of(capsys, "context", "--model", model, "--contexts", "16,32,24", "--steps", "2", *QUICK)
     rows = report["results"]["contexts"]
-    assert [row["context_len"] for row in rows] == [16, 64, 128]
+    assert [row["context_len"] for row in rows] == [16, 24, 32]
     # Keys and values of 2 layers, 2 KV heads of 12, in float32.
-    assert [row["cache_bytes"] for row in rows] == [length * 2 * 2 * 2 * 12 * 4 for length in (16, 64, 128)]
+    assert [row["cache_bytes"] for row in rows] == [length * 2 * 2 * 2 * 12 * 4 for length in (16, 24, 32)]
     assert rows[0]["decode_forward_s"]["num"] == 4
     assert report["targets"][0]["at_most"] == 6.0
 
 
 def test_load_memory(capsys, model, monkeypatch):
     module = ModuleType("jaxinfer.bench.load_memory")
-    module.measure_load_memory = lambda name, dtype: {"name": name, "dtype": dtype, "peak_bytes": 7}  # type: ignore
+    measured = {"dtype": "bfloat16", "peak_rss_bytes": 8, "limit_bytes": 7, "within_limit": False}
+    asked = []
+    module.measure_load_memory = lambda *given: asked.append(given) or measured  # type: ignore
     monkeypatch.setitem(sys.modules, module.__name__, module)
     report = report_of(capsys, "load-memory", "--model", model, "--dtype", "bfloat16", "--json")
-    assert report["results"] == {"name": model, "dtype": "bfloat16", "peak_bytes": 7}
+    assert report["results"] == measured and report["environment"]["dtype"] == "bfloat16"
+    assert report["targets"] == [{"name": "peak_rss_bytes", "value": 8, "at_most": 7, "met": False}]
     assert main(["load-memory", "--model", model]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f"model        model: {model}" in lines and ["peak_bytes", "7"] in [line.split() for line in lines]
+    assert f"model        model: {model}" in lines and ["limit_bytes", "7"] in [line.split() for line in lines]
+    assert lines[-1] == "peak_rss_bytes: 8, at most 7: missed"
+    assert asked == [(model, "bfloat16"), (model, "auto")]
 
 
 def test_batch_invariance_reaches_the_model_only_when_given(capsys, monkeypatch):

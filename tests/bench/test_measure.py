@@ -111,7 +111,7 @@ def test_phases_make_the_whole_step(engine, clock):
     engine.prefill_s = 0.0
     own_step = engine.step
     with StepTimer(engine, clock) as timer:
-        for step in run_streams(engine, [[1]], 2, clock, timer.step):
+        for step in run_streams(engine, [[1], [2]], 2, clock, timer.step):
             if not step.is_decode:
                 assert timer.phases_s == {}
         assert timer.phases_s == PHASES_S and timer.step_s == sum(PHASES_S.values())
