@@ -1,0 +1,188 @@
+"""`python -m jaxinfer.bench latency|throughput|context|load-memory`: how far from the machine's limits we are."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jaxinfer.bench.report import as_json, as_text, target
+from jaxinfer.config import DTYPES
+
+_COMMON = ("command", "run", "json", "profile")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (--help lists the arguments)\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one benchmark and print its report. Returns 2, after one line, for arguments that make no sense."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        report = arguments.run(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    report = {"benchmark": arguments.command, **report}
+    print(as_json(report) if arguments.json else as_text(report))
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m jaxinfer.bench", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable, repeats: int, summary: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(run=run)
+        command.add_argument("--model", help="a GGUF file, a Hugging Face folder or a hub id (default: SmolLM2-135M)")
+        command.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
+        command.add_argument("--json", action="store_true", help="one JSON object on stdout, and nothing else")
+        if repeats:
+            command.add_argument("--repeats", type=_positive, default=repeats, metavar="N")
+            command.add_argument("--probe-bytes", type=_positive, default=512 * 2**20, metavar="BYTES",
+                                 help="size of the array whose reading gives the bandwidth")  # fmt: skip
+            command.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=None,
+                                 help="whether a row's bits may depend on the rows beside it")  # fmt: skip
+        return command
+
+    latency = add("latency", _latency, 3, "one stream: TTFT, time per token, decode step over the weight-read floor")
+    throughput = add(
+        "throughput", _throughput, 3, "output tokens/s at several numbers of streams, and the host's share"
+    )
+    for command, num_prompt_tokens in ((latency, 128), (throughput, 32)):
+        command.add_argument("--prompt-tokens", type=_positive, default=num_prompt_tokens, metavar="N")
+        command.add_argument("--output-tokens", type=_at_least_four, default=64, metavar="N")
+    throughput.add_argument("--streams", type=_positive_list, default=[1, 8, 32], metavar="N,N,…")
+    throughput.add_argument("--profile", action="store_true", help="print each phase of a step")
+    context = add("context", _context, 4, "decode time against context length, over the time of reading the cache")
+    context.add_argument("--contexts", type=_context_list, default=[512, 2048, 4096, 8000], metavar="N,N,…")
+    context.add_argument("--steps", type=_positive, default=8, metavar="N", help="at each length, in each repeat")
+    add("load-memory", _load_memory, 0, "peak host memory while the model loads")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _at_least_four(text: str) -> int:
+    if _positive(text) < 4:
+        raise argparse.ArgumentTypeError(f"{text} leaves too few decode steps to time; give 4 or more")
+    return int(text)
+
+
+def _positive_list(text: str) -> list[int]:
+    return sorted({_positive(part) for part in text.split(",")})
+
+
+def _context_list(text: str) -> list[int]:
+    contexts = _positive_list(text)
+    if len(contexts) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: a slope needs two different lengths or more")
+    return contexts
+
+
+def _make_llm(
+    arguments: argparse.Namespace, num_prompt_tokens: int, **limits: int
+) -> tuple[Any, Callable[[], float], dict[str, Any]]:
+    """The model, the bandwidth probe, and what every report says of them.
+
+    `limits` are the model's; steps take no more tokens than a benchmark can fill, so that no unused shape is compiled.
+    """
+    from jaxinfer.bench.bandwidth import BandwidthProbe
+    from jaxinfer.bench.environment import environment
+    from jaxinfer.checkpoint.hub import resolve_model
+    from jaxinfer.llm import LLM
+
+    source = resolve_model(arguments.model).source
+    limits["max_num_batched_tokens"] = min(512, num_prompt_tokens)
+    chosen = {} if arguments.batch_invariant is None else {"batch_invariant": arguments.batch_invariant}
+    llm = LLM(arguments.model, dtype=arguments.dtype, **limits, **chosen)
+    settings = {name: value for name, value in vars(arguments).items() if name not in _COMMON} | limits
+    about = {"environment": environment(llm.engine.config.dtype, source), "settings": settings}
+    return llm, BandwidthProbe(arguments.probe_bytes), about
+
+
+def _latency(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.bandwidth import weight_bytes
+    from jaxinfer.bench.latency import measure_latency
+
+    length = arguments.prompt_tokens + arguments.output_tokens
+    llm, probe, about = _make_llm(arguments, arguments.prompt_tokens, max_num_seqs=1, max_model_len=length)
+    with llm:
+        results = measure_latency(
+            llm.engine,
+            probe,
+            weight_bytes(llm.engine.config),
+            num_prompt_tokens=arguments.prompt_tokens,
+            num_output_tokens=arguments.output_tokens,
+            repeats=arguments.repeats,
+        )
+    limit = 1.8 if arguments.batch_invariant is False else 3.0
+    ratio = results["decode_step_over_floor"]["median"]
+    return {**about, "results": results, "targets": [target("decode_step_over_floor", ratio, at_most=limit)]}
+
+
+def _throughput(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.bandwidth import weight_bytes
+    from jaxinfer.bench.throughput import measure_throughput
+
+    arguments.streams = sorted({1, *arguments.streams})
+    length = arguments.prompt_tokens + arguments.output_tokens
+    most = arguments.streams[-1]
+    llm, probe, about = _make_llm(arguments, most * arguments.prompt_tokens, max_num_seqs=most, max_model_len=length)
+    with llm:
+        results = measure_throughput(
+            llm.engine,
+            probe,
+            weight_bytes(llm.engine.config),
+            streams=arguments.streams,
+            num_prompt_tokens=arguments.prompt_tokens,
+            num_output_tokens=arguments.output_tokens,
+            repeats=arguments.repeats,
+        )
+    targets = []
+    if most == 32:
+        scaling, host = results["streams"][-1]["over_one_stream"], results["host"]["host_share"]
+        targets = [
+            target("over_one_stream at 32", scaling["median"], at_least=5.0),
+            target("host_share at 32", host["median"], at_most=0.08),
+        ]
+    if not arguments.profile:
+        del results["host"]["phases_s"]
+    return {**about, "results": results, "targets": targets}
+
+
+def _context(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.context import measure_context
+
+    longest = arguments.contexts[-1]
+    llm, probe, about = _make_llm(arguments, longest, max_num_seqs=1, max_model_len=longest + 64)
+    with llm:
+        results = measure_context(
+            llm.engine, probe, contexts=arguments.contexts, steps=arguments.steps, repeats=arguments.repeats
+        )
+    ratio = results["slope_over_floor"]["median"]
+    return {**about, "results": results, "targets": [target("slope_over_floor", ratio, at_most=6.0)]}
+
+
+def _load_memory(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.environment import environment
+    from jaxinfer.bench.load_memory import measure_load_memory  # pyright: ignore[reportMissingImports]
+    from jaxinfer.checkpoint.hub import resolve_model
+
+    results = measure_load_memory(arguments.model, arguments.dtype)
+    about = environment(results["dtype"], resolve_model(arguments.model).source)
+    settings = {"model": arguments.model, "dtype": arguments.dtype}
+    targets = [target("peak_rss_bytes", results["peak_rss_bytes"], at_most=results["limit_bytes"])]
+    return {"environment": about, "settings": settings, "results": results, "targets": targets}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,173 @@
+"""The command on a tiny model: the fields of its reports, the limits it computes, and what it says of bad arguments."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import tokenizers
+from tokenizers import decoders, pre_tokenizers
+
+from jaxinfer.bench.__main__ import main
+from jaxinfer.bench.bandwidth import BandwidthProbe, cache_bytes, weight_bytes
+from jaxinfer.bench.report import as_text
+from jaxinfer.config import EngineConfig, ModelConfig
+from jaxinfer.engine.load import load_model
+
+GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+SPREAD = {"median", "best", "worst", "num"}
+LENGTHS = ["--prompt-tokens", "32"]  # and 64 out: the same programs as test_context's
+QUICK = ["--repeats", "2", "--probe-bytes", "65536", "--json"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    shutil.copytree(GOLDEN / "llama-gqa-tied", folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:112]
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({char: id for id, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def report_of(capsys, *argv: str) -> dict:
+    assert main([*argv]) == 0
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 1
+    report = json.loads(out)
+    assert set(report) == {"benchmark", "environment", "settings", "results", "targets"}
+    assert report["benchmark"] == argv[0]
+    return report
+
+
+def test_latency(capsys, model):
+    report = report_of(capsys, "latency", "--model", model, *LENGTHS, *QUICK)
+    results = report["results"]
+    assert results["weight_bytes"] == sum(leaf.nbytes for leaf in leaves_of("llama-gqa-tied"))
+    for name in ("ttft_s", "tpot_s", "prefill_tokens_per_s", "decode_step_s", "decode_step_over_floor"):
+        assert set(results[name]) == SPREAD and results[name]["median"] > 0
+    assert results["decode_step_s"]["num"] == 126
+    assert report["targets"][0]["at_most"] == 3.0
+    assert report["targets"][0]["value"] == results["decode_step_over_floor"]["median"]
+    environment, settings = report["environment"], report["settings"]
+    assert set(environment) == {"date", "jax", "python", "cpu", "num_cores", "device", "dtype", "model"}
+    assert environment["model"] == f"model: {model}" and environment["dtype"] == "float32"
+    assert settings["prompt_tokens"] == 32 and settings["repeats"] == 2 and settings["max_model_len"] == 96
+    text = as_text(report)
+    assert "decode_step_over_floor: " in text and ", at most 3.0: " in text
+    columns = next(line.split() for line in text.splitlines() if line.startswith("tpot_s "))
+    assert len(columns) == 5 and columns[-1] == "2"
+
+
+def test_throughput(capsys, model):
+    lengths = ["--prompt-tokens", "4", "--output-tokens", "6", "--profile"]
+    report = report_of(capsys, "throughput", "--model", model, "--streams", "3,2", *lengths, *QUICK)
+    rows, host = report["results"]["streams"], report["results"]["host"]
+    assert [row["num_streams"] for row in rows] == [1, 2, 3]
+    assert rows[0]["over_one_stream"]["median"] == 1
+    assert host["num_streams"] == 3 and host["step_s"]["num"] >= 2 and 0 < host["host_share"]["median"] < 1
+    assert sum(phase["best"] for phase in host["phases_s"].values()) <= host["step_s"]["worst"]
+    assert report["targets"] == []
+
+
+def test_context(capsys, model):
+    report = report_of(capsys, "context", "--model", model, "--contexts", "16,32,24", "--steps", "2", *QUICK)
+    rows = report["results"]["contexts"]
+    assert [row["context_len"] for row in rows] == [16, 24, 32]
+    # Keys and values of 2 layers, 2 KV heads of 12, in float32.
+    assert [row["cache_bytes"] for row in rows] == [length * 2 * 2 * 2 * 12 * 4 for length in (16, 24, 32)]
+    assert rows[0]["decode_forward_s"]["num"] == 4
+    assert report["targets"][0]["at_most"] == 6.0
+
+
+def test_load_memory(capsys, model, monkeypatch):
+    module = ModuleType("jaxinfer.bench.load_memory")
+    measured = {"dtype": "bfloat16", "peak_rss_bytes": 8, "limit_bytes": 7, "within_limit": False}
+    asked = []
+    module.measure_load_memory = lambda *given: asked.append(given) or measured  # type: ignore
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    report = report_of(capsys, "load-memory", "--model", model, "--dtype", "bfloat16", "--json")
+    assert report["results"] == measured and report["environment"]["dtype"] == "bfloat16"
+    assert report["targets"] == [{"name": "peak_rss_bytes", "value": 8, "at_most": 7, "met": False}]
+    assert main(["load-memory", "--model", model]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"model        model: {model}" in lines and ["limit_bytes", "7"] in [line.split() for line in lines]
+    assert lines[-1] == "peak_rss_bytes: 8, at most 7: missed"
+    assert asked == [(model, "bfloat16"), (model, "auto")]
+
+
+def test_batch_invariance_reaches_the_model_only_when_given(capsys, monkeypatch):
+    class Stop(ValueError):
+        pass
+
+    def fake(model, **fields):
+        raise Stop(json.dumps(fields.get("batch_invariant", "not given")))
+
+    monkeypatch.setattr("jaxinfer.llm.LLM", fake)
+    said = []
+    for flag in ([], ["--batch-invariant"], ["--no-batch-invariant"]):
+        assert main(["latency", "--model", str(GOLDEN / "llama-mha"), *flag]) == 2
+        said.append(capsys.readouterr().err)
+    assert said == ['error: "not given"\n', "error: true\n", "error: false\n"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        ([], "COMMAND"),
+        (["speed"], "speed"),
+        (["latency", "--dtype", "int3"], "int3"),
+        (["latency", "--repeats", "0"], "--repeats"),
+        (["latency", "--output-tokens", "3"], "--output-tokens"),
+        (["latency", "--nonsense"], "--nonsense"),
+        (["throughput", "--streams", "1,x"], "--streams"),
+        (["context", "--contexts", "512"], "--contexts"),
+        (["latency", "--model", "/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_bad_arguments(capsys, argv, part):
+    try:
+        code = main(argv)
+    except SystemExit as exit:
+        code = exit.code
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert captured.err.startswith("error: ") and part in captured.err
+
+
+def test_context_beyond_the_model(capsys, model):
+    assert main(["context", "--model", model, "--contexts", "100,1000"]) == 2
+    assert "max_model_len=1064 must be from 2 up to the model's 256" in capsys.readouterr().err
+
+
+def leaves_of(variant: str) -> list:
+    import jax
+
+    return jax.tree.leaves(load_model(GOLDEN / variant, "float32").params)
+
+
+def test_weight_bytes_leave_out_an_untied_input_table():
+    model = load_model(GOLDEN / "llama-mha", "float32")
+    assert not model.config.tie_embeddings
+    table = model.config.vocab_size * model.config.embed_dim * 4
+    assert weight_bytes(EngineConfig(model.config)) == sum(leaf.nbytes for leaf in leaves_of("llama-mha")) - table
+    assert weight_bytes(EngineConfig(model.config, dtype="bfloat16")) * 2 == weight_bytes(EngineConfig(model.config))
+
+
+def test_cache_bytes_stop_growing_at_a_window():
+    shape = ModelConfig("mistral", 10, 8, 8, 2, 2, 1, 4, 100, sliding_windows=(16, 0))
+    assert cache_bytes(shape, 10, "float32") == 2 * (10 + 10) * 4 * 4
+    assert cache_bytes(shape, 50, "bfloat16") == 2 * (16 + 50) * 4 * 2
+
+
+def test_probe_reads_what_it_says():
+    times = iter([0.0, 1.0, 10.0, 12.0])
+    probe = BandwidthProbe(4000, lambda: next(times))
+    assert probe() == 3 * 4000 / 2
