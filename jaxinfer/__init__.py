@@ -9,11 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxinfer.async_llm import AsyncLLM
+    from jaxinfer.engine.errors import EngineDeadError, EngineError
     from jaxinfer.llm import LLM, generate
     from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "generate"]
-_HOMES = {"LLM": "jaxinfer.llm", "generate": "jaxinfer.llm"}
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineDeadError",
+    "EngineError",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "generate",
+]
+_HOMES = {
+    "AsyncLLM": "jaxinfer.async_llm",
+    "EngineDeadError": "jaxinfer.engine.errors",
+    "EngineError": "jaxinfer.engine.errors",
+    "LLM": "jaxinfer.llm",
+    "generate": "jaxinfer.llm",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -14,11 +15,14 @@ from jaxinfer.checkpoint.hub import resolve_model
 from jaxinfer.checkpoint.reader import CheckpointError, open_checkpoint
 from jaxinfer.config import DTYPES, CacheConfig, EngineConfig, SchedulerConfig
 from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.errors import EngineError
+from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.load import load_model
 from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 
 Prompt = str | Mapping[str, Any]
+_Inbox = list[tuple[RequestOutput, list[str]]]
 
 
 class LLM:
@@ -81,12 +85,17 @@ class LLM:
         )
         self._engine: Engine | None = Engine(loaded, self.tokenizer, config)
         self._ids = itertools.count()
+        self._inboxes: dict[str, _Inbox] = {}
         self._source = resolved.source
         with tqdm(desc="compiling", disable=not self._verbose, leave=False) as bar:
             self._engine.warm_up(lambda done, total: _advance(bar, done, total))
 
     def __repr__(self) -> str:
-        return f"LLM({self._source}{', closed' if self._engine is None else ''})"
+        name = self._source.removeprefix("model: ")
+        if self._engine is None:
+            return f"LLM({name}, closed)"
+        config = self._engine.config
+        return f"LLM({name}, {config.dtype}, max_model_len={config.scheduler.max_model_len})"
 
     @property
     def engine(self) -> Engine:
@@ -129,17 +138,24 @@ class LLM:
         if params.n != 1:
             raise ValueError(f"n={params.n}: a stream has one choice")
         request_id = str(next(self._ids))
-        self.engine.add(request_id, ids, params, text)
+        inbox: _Inbox = []
+        with self._guarding([request_id]):
+            self._add(request_id, ids, params, text, inbox)
         try:
             finished = False
             while not finished:
-                for output, deltas in self.engine.step():
-                    if output.request_id == request_id:
-                        finished = output.finished
-                        if deltas[0]:
-                            yield deltas[0]
+                if not inbox:
+                    with self._guarding([request_id]):
+                        self._step(request_id)
+                received = inbox.copy()
+                inbox.clear()
+                for output, deltas in received:
+                    finished = output.finished
+                    if deltas[0]:
+                        yield deltas[0]
         finally:
-            self.engine.abort(request_id)
+            with DeferredInterrupts():
+                self._drop([request_id])
 
     def stats(self) -> dict[str, int]:
         """Counts of the engine: running, queued, pages used and in all, compiled programs."""
@@ -147,7 +163,10 @@ class LLM:
 
     def close(self) -> None:
         """Give the memory back. The object cannot be used afterwards."""
-        self._engine = None
+        engine, self._engine = self._engine, None
+        self._inboxes.clear()
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -167,23 +186,60 @@ class LLM:
     def _run(self, requests: list[tuple[str | None, list[int], SamplingParams]], use_tqdm: bool) -> list[RequestOutput]:
         ids = [str(next(self._ids)) for _ in requests]
         results: dict[str, RequestOutput] = {}
-        try:
+        inbox: _Inbox = []
+        with self._guarding(ids) as interrupts:
             for request_id, (text, prompt_ids, params) in zip(ids, requests, strict=True):
-                self.engine.add(request_id, prompt_ids, params, text)
+                self._add(request_id, prompt_ids, params, text, inbox)
             with tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False) as bar:
                 num_tokens = 0
                 while len(results) < len(ids):
-                    for output, _ in self.engine.step():
-                        if output.finished:
-                            results[output.request_id] = output
-                            num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
-                            bar.update()
-                            elapsed_s = bar.format_dict["elapsed"] or 1
-                            bar.set_postfix_str(f"{num_tokens / elapsed_s:.0f} tokens/s")
-        finally:
-            for request_id in ids:
-                self.engine.abort(request_id)
+                    self._step(ids[0])
+                    interrupts.check()
+                    for output in (output for output, _ in inbox if output.finished):
+                        results[output.request_id] = output
+                        num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+                        bar.update()
+                        elapsed_s = bar.format_dict["elapsed"] or 1
+                        bar.set_postfix_str(f"{num_tokens / elapsed_s:.0f} tokens/s")
+                    inbox.clear()
+            self._drop(ids)
         return [results[request_id] for request_id in ids]
+
+    def _add(
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, text: str | None, inbox: _Inbox
+    ) -> None:
+        self.engine.add(request_id, prompt_ids, params, text)
+        self._inboxes[request_id] = inbox
+
+    def _step(self, request_id: str) -> None:
+        """One step on behalf of a request; what it gives the others waits in their inboxes."""
+        if request_id not in self._inboxes or not self.engine.has_work:
+            raise EngineError("this request was aborted, or dropped when the step of another call failed; repeat it")
+        try:
+            moved = self.engine.step()
+        except BaseException:
+            self._drop(list(self._inboxes))  # the engine runs all requests together and has dropped them all
+            raise
+        for output, deltas in moved:
+            if output.request_id in self._inboxes:
+                self._inboxes[output.request_id].append((output, deltas))
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._inboxes.pop(request_id, None)
+            if self._engine is not None:
+                self._engine.abort(request_id)
+
+    @contextmanager
+    def _guarding(self, request_ids: Sequence[str]) -> Iterator[DeferredInterrupts]:
+        """Interrupts wait for a safe point, and neither they nor errors leave anything of these requests behind."""
+        with DeferredInterrupts() as interrupts:
+            try:
+                yield interrupts
+                interrupts.check()
+            except BaseException:
+                self._drop(request_ids)
+                raise
 
 
 def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fields: Any) -> str | list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -114,6 +115,14 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        choices = ", ".join(
+            f"{reprlib.repr(choice.text)} ({len(choice.token_ids)} tokens, {choice.finish_reason or 'unfinished'})"
+            for choice in self.outputs[:3]
+        )
+        more = f", … {len(self.outputs)} choices" if len(self.outputs) > 3 else ""
+        return f"RequestOutput({self.request_id!r}, {len(self.prompt_token_ids)} prompt tokens, [{choices}{more}])"
 
 
 @dataclass(eq=False)

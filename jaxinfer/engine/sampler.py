@@ -49,6 +49,15 @@ class Sampler:
         counts, seen = np.zeros(self.vocab_size, np.int32), np.zeros(self.vocab_size, np.bool_)
         self.state = set_lane(self.state, self.num_lanes, counts, seen, 0)
 
+    def restore_state(self) -> None:
+        """After a failed step, which may have consumed the state: an empty one."""
+        self.state = init_state(self.num_lanes, self.vocab_size)
+
+    def close(self) -> None:
+        """Drop the state and the programs; nothing can run afterwards."""
+        self._programs = {}
+        del self.state
+
     def enter(self, sequence: SequenceState) -> None:
         """Put an admitted sequence's token counts into its lane, where it has penalties that need them."""
         if not sequence.params.uses_penalties:
