@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -87,8 +86,13 @@ class LLM:
         self._ids = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
         self._source = resolved.source
-        with tqdm(desc="compiling", disable=not self._verbose, leave=False) as bar:
-            self._engine.warm_up(lambda done, total: _advance(bar, done, total))
+        del loaded  # the engine has it; a traceback that holds this frame must not hold it too
+        try:
+            with tqdm(desc="compiling", disable=not self._verbose, leave=False) as bar:
+                self._engine.warm_up(lambda done, total: _advance(bar, done, total))
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         name = self._source.removeprefix("model: ")
@@ -139,23 +143,26 @@ class LLM:
             raise ValueError(f"n={params.n}: a stream has one choice")
         request_id = str(next(self._ids))
         inbox: _Inbox = []
-        with self._guarding([request_id]):
-            self._add(request_id, ids, params, text, inbox)
         try:
-            finished = False
-            while not finished:
-                if not inbox:
-                    with self._guarding([request_id]):
-                        self._step(request_id)
-                received = inbox.copy()
-                inbox.clear()
-                for output, deltas in received:
-                    finished = output.finished
-                    if deltas[0]:
-                        yield deltas[0]
-        finally:
-            with DeferredInterrupts():
-                self._drop([request_id])
+            try:
+                with DeferredInterrupts():
+                    self._add(request_id, ids, params, text, inbox)
+                finished = False
+                while not finished:
+                    if not inbox:
+                        with DeferredInterrupts():
+                            self._step(request_id)
+                    received = inbox.copy()
+                    inbox.clear()
+                    for output, deltas in received:
+                        finished = output.finished
+                        if deltas[0]:
+                            yield deltas[0]
+            finally:
+                with DeferredInterrupts():
+                    self._drop([request_id])
+        finally:  # once more, for an interrupt on the way into the section above
+            self._drop([request_id])
 
     def stats(self) -> dict[str, int]:
         """Counts of the engine: running, queued, pages used and in all, compiled programs."""
@@ -187,22 +194,24 @@ class LLM:
         ids = [str(next(self._ids)) for _ in requests]
         results: dict[str, RequestOutput] = {}
         inbox: _Inbox = []
-        with self._guarding(ids) as interrupts:
-            for request_id, (text, prompt_ids, params) in zip(ids, requests, strict=True):
-                self._add(request_id, prompt_ids, params, text, inbox)
-            with tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False) as bar:
-                num_tokens = 0
-                while len(results) < len(ids):
-                    self._step(ids[0])
-                    interrupts.check()
-                    for output in (output for output, _ in inbox if output.finished):
-                        results[output.request_id] = output
-                        num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
-                        bar.update()
-                        elapsed_s = bar.format_dict["elapsed"] or 1
-                        bar.set_postfix_str(f"{num_tokens / elapsed_s:.0f} tokens/s")
-                    inbox.clear()
-            self._drop(ids)
+        with DeferredInterrupts() as interrupts:
+            try:
+                for request_id, (text, prompt_ids, params) in zip(ids, requests, strict=True):
+                    self._add(request_id, prompt_ids, params, text, inbox)
+                with tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False) as bar:
+                    num_tokens = 0
+                    while len(results) < len(ids):
+                        self._step(next(id for id in ids if id not in results))
+                        interrupts.check()
+                        for output in (output for output, _ in inbox if output.finished):
+                            results[output.request_id] = output
+                            num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+                            bar.update()
+                            elapsed_s = bar.format_dict["elapsed"] or 1
+                            bar.set_postfix_str(f"{num_tokens / elapsed_s:.0f} tokens/s")
+                        inbox.clear()
+            finally:
+                self._drop(ids)
         return [results[request_id] for request_id in ids]
 
     def _add(
@@ -213,7 +222,7 @@ class LLM:
 
     def _step(self, request_id: str) -> None:
         """One step on behalf of a request; what it gives the others waits in their inboxes."""
-        if request_id not in self._inboxes or not self.engine.has_work:
+        if not self.engine.has_work or request_id not in self._inboxes:
             raise EngineError("this request was aborted, or dropped when the step of another call failed; repeat it")
         try:
             moved = self.engine.step()
@@ -223,23 +232,14 @@ class LLM:
         for output, deltas in moved:
             if output.request_id in self._inboxes:
                 self._inboxes[output.request_id].append((output, deltas))
+            if output.finished:
+                self._inboxes.pop(output.request_id, None)
 
     def _drop(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self._inboxes.pop(request_id, None)
             if self._engine is not None:
                 self._engine.abort(request_id)
-
-    @contextmanager
-    def _guarding(self, request_ids: Sequence[str]) -> Iterator[DeferredInterrupts]:
-        """Interrupts wait for a safe point, and neither they nor errors leave anything of these requests behind."""
-        with DeferredInterrupts() as interrupts:
-            try:
-                yield interrupts
-                interrupts.check()
-            except BaseException:
-                self._drop(request_ids)
-                raise
 
 
 def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fields: Any) -> str | list[str]:

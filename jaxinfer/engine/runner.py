@@ -74,14 +74,14 @@ class ModelRunner:
         try:
             jax.block_until_ready(self.cache)
         except RuntimeError:
-            del self.cache  # first, so that both are never in memory together
+            self.cache = PagedKVCache(None, None)  # first, so that both are never in memory together
             self.cache = self._make_cache()
 
     def close(self) -> None:
         """Drop parameters, cache and programs; nothing can run afterwards."""
         self._leaves = ()
         self._programs = {}
-        del self.cache
+        self.cache = PagedKVCache(None, None)
 
     def logits_of(self, hidden: Array) -> np.ndarray:
         """Logits of given hidden states, `[T, V]`: for tests and small inputs, since it is one array."""

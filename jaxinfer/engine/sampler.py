@@ -13,7 +13,7 @@ from jaxtyping import Array
 from jaxinfer.request import SequenceState
 from jaxinfer.sampling.inputs import SamplingInputs, pack_mask
 from jaxinfer.sampling.sample import SampleOutput, sample
-from jaxinfer.sampling.state import init_state, set_lane
+from jaxinfer.sampling.state import SamplingState, init_state, set_lane
 
 
 class Sampler:
@@ -56,7 +56,7 @@ class Sampler:
     def close(self) -> None:
         """Drop the state and the programs; nothing can run afterwards."""
         self._programs = {}
-        del self.state
+        self.state = SamplingState(None, None, None)
 
     def enter(self, sequence: SequenceState) -> None:
         """Put an admitted sequence's token counts into its lane, where it has penalties that need them."""
