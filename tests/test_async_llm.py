@@ -13,6 +13,7 @@ import weakref
 import pytest
 
 from jaxinfer import LLM, AsyncLLM, EngineDeadError, EngineError, SamplingParams
+from jaxinfer.async_llm import _Mailbox
 
 SETTINGS = {
     "max_model_len": 128,
@@ -204,17 +205,19 @@ def test_bad_requests_reach_only_their_caller(llm):
             await last_of(outputs)
 
     async def main():
-        good = asyncio.create_task(last_of(llm.generate("hello", LONG, request_id="good")))
-        await asyncio.sleep(0.01)
+        good = llm.generate("hello", LONG, request_id="good")
+        await anext(good)
+        stranger = _Mailbox(asyncio.get_running_loop(), "good", False)  # one that had this id before
+        await asyncio.wrap_future(llm._driver.call(lambda: llm._driver._forget(stranger)))
         await asyncio.gather(
+            refused(llm.generate("hello", LONG, request_id="good"), "'good' is already running"),
             refused(llm.generate("x" * 200), "max_model_len=128"),
             refused(llm.generate(""), "prompt is empty"),
             refused(llm.generate({"text": "x"}), "a prompt needs"),
             refused(llm.generate({"prompt_token_ids": [112]}), "token id 112"),
             refused(llm.chat([]), "messages"),
-            refused(llm.generate("hello", LONG, request_id="good"), "'good' is already running"),
         )
-        assert len((await good).outputs[0].token_ids) == 100
+        assert len((await last_of(good)).outputs[0].token_ids) == 100
 
     run(main())
 
@@ -237,10 +240,10 @@ def test_a_failing_step_reaches_every_reader(llm, failing_step, monkeypatch):
 def test_a_dead_engine_refuses_everything(tiny_model_path):
     async def main():
         async with AsyncLLM(str(tiny_model_path), **SETTINGS) as llm:
-            reader = asyncio.create_task(last_of(llm.generate("hello", LONG)))
-            await asyncio.sleep(0.02)
+            running = llm.generate("hello", LONG)
+            await anext(running)
             llm._llm.engine._failure = "out of memory"
-            for each in (reader, last_of(llm.generate("hello")), last_of(llm.generate("hello"))):
+            for each in (last_of(running), last_of(llm.generate("hello")), last_of(llm.generate("hello"))):
                 with pytest.raises(EngineDeadError, match="out of memory"):
                     await each
 

@@ -156,8 +156,8 @@ def test_an_interrupt_in_the_middle(llm):
     try:
         for use in uses:
             for delay_s in (0.001, 0.004, 0.0173):
-                signal.setitimer(signal.ITIMER_REAL, delay_s)
                 with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, delay_s)
                     use()
                 check_idle(llm)
     finally:
@@ -166,17 +166,17 @@ def test_an_interrupt_in_the_middle(llm):
     assert texts(llm) == expected
 
 
-def count_lines(function, interrupt_at=None):
-    """Run it, raising SIGINT at the given line of the many it runs in this package. Returns how many."""
-    num_lines = 0
+def run_lines(function, interrupt_at=None):
+    """Run it, raising SIGINT at the given one of the lines of this package that it runs. Returns each line's file."""
+    files = []
 
     def trace(frame, event, _):
-        nonlocal num_lines
-        if "jaxinfer/" not in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        if "jaxinfer/" not in file:
             return None
         if event == "line":
-            num_lines += 1
-            if num_lines == interrupt_at:
+            files.append(file)
+            if len(files) - 1 == interrupt_at:
                 signal.raise_signal(signal.SIGINT)
         return trace
 
@@ -186,7 +186,7 @@ def count_lines(function, interrupt_at=None):
         function()
     finally:
         sys.settrace(before)
-    return num_lines
+    return files
 
 
 @pytest.mark.parametrize("door", ["generate", "stream", "left stream"])
@@ -205,17 +205,42 @@ def test_an_interrupt_at_any_line(llm, door):
         "left stream": leave_early,
     }
     use = uses[door]
-    num_lines = count_lines(use)
-    assert num_lines > 300
-    num_interrupted, stride = 0, 7
-    for line in range(1, num_lines + 1, stride):
+    files = run_lines(use)
+    # All lines of the files that order these things, and a sample of the many others.
+    lines = [at for at, file in enumerate(files) if file.endswith(("/llm.py", "/interrupts.py")) or at % 29 == 0]
+    assert len(lines) > 50
+    num_interrupted = 0
+    for at in lines:
         try:
-            count_lines(use, interrupt_at=line)
+            run_lines(use, interrupt_at=at)
         except KeyboardInterrupt:
             num_interrupted += 1
         check_idle(llm)
-    assert num_interrupted > 0.9 * num_lines / stride
+    assert num_interrupted > 0.9 * len(lines)
     assert texts(llm, PENALIZED) == expected
+
+
+def test_an_interrupted_step_is_complete(llm):
+    """Whoever drives the engine without an LLM goes on after an interrupt as if there had been none."""
+    engine, outputs = llm.engine, []
+
+    def first_step():
+        outputs.extend(engine.step())
+
+    def tokens(interrupt_at=None):
+        engine.add("one", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
+        try:
+            files = run_lines(first_step, interrupt_at)
+        except KeyboardInterrupt:
+            files = []
+        while engine.has_work:
+            outputs.extend(engine.step())
+        return outputs[-1][0].outputs[0].token_ids, files
+
+    expected, files = tokens()
+    for at in range(0, len(files), 5):
+        assert tokens(at) == (expected, [])
+    check_idle(llm)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, ValueError])
