@@ -30,7 +30,7 @@ class AsyncLLM:
     request; what it held is free before the next step. Closed, every method raises `RuntimeError`.
     """
 
-    def __init__(self, model: str | None = None, **settings: Any):
+    def __init__(self, model: Any = None, **settings: Any):
         self._llm = LLM(model, **settings)
         self._driver = _Driver(self._llm)
         # One thread, so that requests reach the engine in the order in which they were made.

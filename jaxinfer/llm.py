@@ -194,22 +194,21 @@ class LLM:
         ids = [str(next(self._ids)) for _ in requests]
         results: dict[str, RequestOutput] = {}
         inbox: _Inbox = []
-        with DeferredInterrupts() as interrupts:
+        num_tokens = 0
+        bar = tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False)
+        with bar, DeferredInterrupts() as interrupts:
             try:
                 for request_id, (text, prompt_ids, params) in zip(ids, requests, strict=True):
                     self._add(request_id, prompt_ids, params, text, inbox)
-                with tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False) as bar:
-                    num_tokens = 0
-                    while len(results) < len(ids):
-                        self._step(next(id for id in ids if id not in results))
+                for request_id in ids:
+                    while request_id not in results:
+                        self._step(request_id)
                         interrupts.check()
-                        for output in (output for output, _ in inbox if output.finished):
-                            results[output.request_id] = output
-                            num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
-                            bar.update()
-                            elapsed_s = bar.format_dict["elapsed"] or 1
-                            bar.set_postfix_str(f"{num_tokens / elapsed_s:.0f} tokens/s")
+                        finished = [output for output, _ in inbox if output.finished]
                         inbox.clear()
+                        results.update((output.request_id, output) for output in finished)
+                        num_tokens += sum(len(choice.token_ids) for output in finished for choice in output.outputs)
+                        _show(bar, len(finished), num_tokens)
             finally:
                 self._drop(ids)
         return [results[request_id] for request_id in ids]
@@ -257,6 +256,12 @@ def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fie
 
 
 _kept: dict[str | None, LLM] = {}
+
+
+def _show(bar: Any, num_finished: int, num_tokens: int) -> None:
+    if num_finished:
+        bar.update(num_finished)
+        bar.set_postfix_str(f"{num_tokens / (bar.format_dict['elapsed'] or 1):.0f} tokens/s")
 
 
 def _advance(bar: Any, done: int, total: int) -> None:
