@@ -9,15 +9,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxinfer.async_llm import AsyncLLM
+    from jaxinfer.engine.errors import EngineDeadError, EngineError
     from jaxinfer.llm import LLM, generate
     from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
     from jaxinfer.sampling.processors import LogitsProcessor
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "LogitsProcessor", "RequestOutput", "SamplingParams", "generate"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineDeadError",
+    "EngineError",
+    "Logprob",
+    "LogitsProcessor",
+    "RequestOutput",
+    "SamplingParams",
+    "generate",
+]
 _HOMES = {
+    "AsyncLLM": "jaxinfer.async_llm",
+    "EngineDeadError": "jaxinfer.engine.errors",
+    "EngineError": "jaxinfer.engine.errors",
     "LLM": "jaxinfer.llm",
-    "generate": "jaxinfer.llm",
     "LogitsProcessor": "jaxinfer.sampling.processors",
+    "generate": "jaxinfer.llm",
 }
 
 

@@ -12,6 +12,8 @@ from tqdm.auto import tqdm
 
 from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig
 from jaxinfer.engine.engine import Engine
+from jaxinfer.engine.errors import EngineError
+from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.open import default_sampling_fields, open_model
 from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.sampling.processors import LogitsProcessor
@@ -19,6 +21,7 @@ from jaxinfer.scoring import SCORE_PARAMS, join, score_of
 from jaxinfer.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
+_Inbox = list[tuple[RequestOutput, list[str]]]
 
 
 class LLM:
@@ -101,11 +104,21 @@ class LLM:
         )
         self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, logits_processors)
         self._ids = itertools.count()
-        with tqdm(desc="compiling", disable=not self._verbose, leave=False) as bar:
-            self._engine.warm_up(lambda done, total: _advance(bar, done, total))
+        self._inboxes: dict[str, _Inbox] = {}
+        del opened  # the engine has it; a traceback that holds this frame must not hold it too
+        try:
+            with tqdm(desc="compiling", disable=not self._verbose, leave=False) as bar:
+                self._engine.warm_up(lambda done, total: _advance(bar, done, total))
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
-        return f"LLM({self._source}{', closed' if self._engine is None else ''})"
+        name = self._source.removeprefix("model: ")
+        if self._engine is None:
+            return f"LLM({name}, closed)"
+        config = self._engine.config
+        return f"LLM({name}, {config.dtype}, max_model_len={config.scheduler.max_model_len})"
 
     @property
     def engine(self) -> Engine:
@@ -209,17 +222,27 @@ class LLM:
         if params.num_choices != 1:
             raise ValueError(f"n={params.n}, best_of={params.best_of}: a stream has one choice")
         request_id = str(next(self._ids))
-        self.engine.add(request_id, ids, params, text)
+        inbox: _Inbox = []
         try:
-            finished = False
-            while not finished:
-                for output, deltas in self.engine.step():
-                    if output.request_id == request_id:
+            try:
+                with DeferredInterrupts():
+                    self._add(request_id, ids, params, text, inbox)
+                finished = False
+                while not finished:
+                    if not inbox:
+                        with DeferredInterrupts():
+                            self._step(request_id)
+                    received = inbox.copy()
+                    inbox.clear()
+                    for output, deltas in received:
                         finished = output.finished
                         if deltas[0]:
                             yield deltas[0]
-        finally:
-            self.engine.abort(request_id)
+            finally:
+                with DeferredInterrupts():
+                    self._drop([request_id])
+        finally:  # once more, for an interrupt on the way into the section above
+            self._drop([request_id])
 
     def stats(self) -> dict[str, int]:
         """Counts of the engine: running, queued, pages used and in all, compiled programs."""
@@ -227,7 +250,10 @@ class LLM:
 
     def close(self) -> None:
         """Give the memory back. The object cannot be used afterwards."""
-        self._engine = None
+        engine, self._engine = self._engine, None
+        self._inboxes.clear()
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -260,24 +286,59 @@ class LLM:
     ) -> list[RequestOutput]:
         ids = [str(next(self._ids)) for _ in requests]
         results: dict[str, RequestOutput] = {}
-        try:
-            scored = first_scored or [1] * len(ids)
-            for request_id, (text, prompt_ids, params), first in zip(ids, requests, scored, strict=True):
-                self.engine.add(request_id, prompt_ids, params, text, first)
-            with tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False) as bar:
-                num_tokens = 0
-                while len(results) < len(ids):
-                    for output, _ in self.engine.step():
-                        if output.finished:
-                            results[output.request_id] = output
-                            num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
-                            bar.update()
-                            elapsed_s = bar.format_dict["elapsed"] or 1
-                            bar.set_postfix_str(f"{num_tokens / elapsed_s:.0f} tokens/s")
-        finally:
-            for request_id in ids:
-                self.engine.abort(request_id)
+        inbox: _Inbox = []
+        num_tokens = 0
+        bar = tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False)
+        with bar, DeferredInterrupts() as interrupts:
+            try:
+                scored = first_scored or [1] * len(ids)
+                for request_id, (text, prompt_ids, params), first in zip(ids, requests, scored, strict=True):
+                    self._add(request_id, prompt_ids, params, text, inbox, first)
+                for request_id in ids:
+                    while request_id not in results:
+                        self._step(request_id)
+                        interrupts.check()
+                        finished = [output for output, _ in inbox if output.finished]
+                        inbox.clear()
+                        results.update((output.request_id, output) for output in finished)
+                        num_tokens += sum(len(choice.token_ids) for output in finished for choice in output.outputs)
+                        _show(bar, len(finished), num_tokens)
+            finally:
+                self._drop(ids)
         return [results[request_id] for request_id in ids]
+
+    def _add(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        text: str | None,
+        inbox: _Inbox,
+        first_scored: int = 1,
+    ) -> None:
+        self.engine.add(request_id, prompt_ids, params, text, first_scored)
+        self._inboxes[request_id] = inbox
+
+    def _step(self, request_id: str) -> None:
+        """One step on behalf of a request; what it gives the others waits in their inboxes."""
+        if not self.engine.has_work or request_id not in self._inboxes:
+            raise EngineError("this request was aborted, or dropped when the step of another call failed; repeat it")
+        try:
+            moved = self.engine.step()
+        except BaseException:
+            self._drop(list(self._inboxes))  # the engine runs all requests together and has dropped them all
+            raise
+        for output, deltas in moved:
+            if output.request_id in self._inboxes:
+                self._inboxes[output.request_id].append((output, deltas))
+            if output.finished:
+                self._inboxes.pop(output.request_id, None)
+
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._inboxes.pop(request_id, None)
+            if self._engine is not None:
+                self._engine.abort(request_id)
 
 
 def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fields: Any) -> str | list[str]:
@@ -328,6 +389,12 @@ def _check_invariance(batch_invariant: bool | None) -> bool:
     if batch_invariant and not on_cpu:
         raise ValueError(f"batch_invariant=True is not available on {jax.default_backend()}: leave it out")
     return on_cpu if batch_invariant is None else batch_invariant
+
+
+def _show(bar: Any, num_finished: int, num_tokens: int) -> None:
+    if num_finished:
+        bar.update(num_finished)
+        bar.set_postfix_str(f"{num_tokens / (bar.format_dict['elapsed'] or 1):.0f} tokens/s")
 
 
 def _advance(bar: Any, done: int, total: int) -> None:

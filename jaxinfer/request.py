@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -192,6 +193,14 @@ class RequestOutput:
     metrics: dict[str, float] = field(default_factory=dict)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_hidden_states: Any = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        choices = ", ".join(
+            f"{reprlib.repr(choice.text)} ({len(choice.token_ids)} tokens, {choice.finish_reason or 'unfinished'})"
+            for choice in self.outputs[:3]
+        )
+        more = f", … {len(self.outputs)} choices" if len(self.outputs) > 3 else ""
+        return f"RequestOutput({self.request_id!r}, {len(self.prompt_token_ids)} prompt tokens, [{choices}{more}])"
 
 
 @dataclass(eq=False)

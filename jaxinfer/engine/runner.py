@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -48,9 +49,10 @@ class ModelRunner:
         self._programs: dict[Bucket, Any] = {}
         self._score: Any = None
         self._hidden_dtype: Any = None
-        self.cache: PagedKVCache = init_cache(
-            config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, kv_dtype
+        self._make_cache = partial(
+            init_cache, config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, kv_dtype
         )
+        self.cache: PagedKVCache = self._make_cache()
 
     def program(self, bucket: Bucket) -> Any:
         """The compiled step of a bucket, compiled now if it has not been."""
@@ -113,6 +115,20 @@ class ModelRunner:
             ValueError: another structure, or a leaf of another shape, by its path.
         """
         self._leaves = tuple(jax.tree.leaves(matching_params(self.params, params)))
+
+    def restore_cache(self) -> None:
+        """After a failed step: an empty cache in place of one that the step had consumed or left in error."""
+        try:
+            jax.block_until_ready(self.cache)
+        except RuntimeError:
+            self.cache = PagedKVCache(None, None)  # first, so that both are never in memory together
+            self.cache = self._make_cache()
+
+    def close(self) -> None:
+        """Drop parameters, cache and programs; nothing can run afterwards."""
+        self._leaves = ()
+        self._programs, self._score = {}, None
+        self.cache = PagedKVCache(None, None)
 
     def logits_of(self, hidden: Array) -> np.ndarray:
         """Logits of given hidden states, `[T, V]`: for tests and small inputs, since it is one array."""

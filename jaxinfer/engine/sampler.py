@@ -14,7 +14,7 @@ from jaxinfer.request import MAX_LOGPROBS, SamplingParams, SequenceState
 from jaxinfer.sampling.inputs import MAX_LOGIT_BIAS, SamplingInputs
 from jaxinfer.sampling.processors import ENABLED, LogitsProcessor
 from jaxinfer.sampling.sample import SampleOutput, sample
-from jaxinfer.sampling.state import init_state, set_lane
+from jaxinfer.sampling.state import SamplingState, init_state, set_lane
 
 SamplingRow = tuple[SequenceState, np.ndarray, np.ndarray | None]
 """A sequence, its key, and the packed mask of its next token."""
@@ -82,6 +82,15 @@ class Sampler:
         """Compile the lane update on the padding lane, where it changes nothing of value."""
         counts, seen = np.zeros(self.vocab_size, np.int32), np.zeros(self.vocab_size, np.bool_)
         self.state = set_lane(self.state, self.num_lanes, counts, seen, 0)
+
+    def restore_state(self) -> None:
+        """After a failed step, which may have consumed the state: an empty one."""
+        self.state = init_state(self.num_lanes, self.vocab_size)
+
+    def close(self) -> None:
+        """Drop the state and the programs; nothing can run afterwards."""
+        self._programs = {}
+        self.state = SamplingState(None, None, None)
 
     def enter(self, sequence: SequenceState) -> None:
         """Put an admitted sequence's token counts into its lane, where it has penalties that need them."""

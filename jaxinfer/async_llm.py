@@ -1,0 +1,379 @@
+"""The asyncio door: `AsyncLLM`. One thread drives the engine, which is not thread-safe; event loops talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import copy
+import dataclasses
+import threading
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from jaxinfer.engine.errors import EngineDeadError, EngineError
+from jaxinfer.llm import LLM, Prompt
+from jaxinfer.request import RequestOutput, SamplingParams
+from jaxinfer.tokenizer import Tokenizer
+
+_CLOSED = "this AsyncLLM is closed; make a new one"
+
+
+class AsyncLLM:
+    """An `LLM` for asyncio programs: many requests at once, each read as it is made. Takes `LLM`'s arguments.
+
+    Requests may come from several event loops. Cancelling the task that reads, or closing the generator, aborts the
+    request; what it held is free before the next step. Closed, every method raises `RuntimeError`.
+    """
+
+    def __init__(self, model: Any = None, **settings: Any):
+        self._llm = LLM(model, **settings)
+        self._driver = _Driver(self._llm)
+        # One thread, so that requests reach the engine in the order in which they were made.
+        self._encoder = ThreadPoolExecutor(1, "jaxinfer-encode")
+        # Without close(): when the object is dropped, and at exit before jax takes its devices down.
+        weakref.finalize(self, self._driver.stop).atexit = False
+
+    def __repr__(self) -> str:
+        return f"Async{self._llm!r}"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._llm.tokenizer
+
+    def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The request as it stands, all of it each time, until it has finished.
+
+        Each output is a copy of its own. Who reads slowly skips some, never the last. After `abort` the last one's
+        unfinished choices have the finish_reason "abort"; there is none where the request had not begun.
+
+        Args:
+            prompt: a text, `{"prompt": …}` or `{"prompt_token_ids": […]}`.
+            request_id: for `abort`; made up when None.
+
+        Raises:
+            ValueError: a bad prompt or parameter, or a request_id in use.
+            EngineError: a step failed. `EngineDeadError`, a kind of it, where later requests will fail too.
+        """
+        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **template_variables: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answer to one conversation, a list of `{"role", "content"}`; outputs and errors are `generate`'s."""
+        return self._read(partial(self._encode_chat, messages, template_variables), sampling_params, request_id)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[str, None]:
+        """The text of one completion as it is made, more at once for who reads slowly; errors are `generate`'s."""
+        if sampling_params is not None and sampling_params.num_choices != 1:
+            raise ValueError(f"n={sampling_params.n}, best_of={sampling_params.best_of}: a stream has one choice")
+        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id, as_text=True)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; returns when what it held is free. One that is not running is no error."""
+        await asyncio.wrap_future(self._driver.call(partial(self._driver.abort, request_id)))
+
+    def stats(self) -> dict[str, int]:
+        """Counts of the engine, as in `LLM.stats`."""
+        self._driver.check()
+        return self._llm.stats()
+
+    def close(self) -> None:
+        """End every request with `RuntimeError`, wait for the step that runs, and give the memory back."""
+        self._driver.stop()
+        self._driver.join()
+        self._encoder.shutdown(wait=False)
+
+    async def aclose(self) -> None:
+        """`close`, without holding up the event loop."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def _encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> tuple[str | None, list[int]]:
+        return None, self.tokenizer.apply_chat_template(messages, **variables)
+
+    async def _read(
+        self,
+        encode: Callable[[], tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | None,
+        request_id: str | None,
+        as_text: bool = False,
+    ) -> AsyncGenerator[Any, None]:
+        driver, loop = self._driver, asyncio.get_running_loop()
+        driver.check()
+        try:
+            text, ids = await loop.run_in_executor(self._encoder, encode)
+        except RuntimeError:
+            driver.check()  # the encoder refuses work once it is shut down
+            raise
+        mailbox = _Mailbox(loop, f"request-{uuid.uuid4().hex}" if request_id is None else request_id, as_text)
+        params = sampling_params or self._llm.get_default_sampling_params()
+        driver.post(partial(driver.add, mailbox, ids, params, text))
+        try:
+            while (item := await mailbox.get()) is not None:
+                yield item
+        finally:
+            driver.drop(mailbox)
+
+
+class _Mailbox:
+    """What the engine thread leaves for one reader, who collects it in an event loop: at most one item at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str, as_text: bool):
+        self.loop = loop
+        self.request_id = request_id
+        self.ended = False
+        self.last: RequestOutput | None = None  # the engine's own, which changes from step to step
+        self._as_text = as_text
+        self._item: RequestOutput | None = None
+        self._texts: list[str] = []
+        self._error: BaseException | None = None
+        self._waiting = False
+        self._wake = asyncio.Event()
+        self._lock = threading.Lock()
+
+    def put(self, output: RequestOutput, deltas: list[str]) -> bool:
+        """From the engine thread: news of the request. True where the reader is to be woken."""
+        self.last = output
+        with self._lock:
+            if self._as_text:
+                self._texts += filter(None, deltas)
+            elif self._waiting or output.finished:  # nothing is copied for one who is not reading
+                self._item = _copy(output)
+            self.ended = output.finished
+            return self._leave_waiting()
+
+    def end(self, error: BaseException | None = None) -> bool:
+        """From the engine thread: nothing more will come. True where the reader is to be woken."""
+        with self._lock:
+            self.ended, self._error = True, error
+            return self._leave_waiting()
+
+    def _leave_waiting(self) -> bool:
+        ready = self._waiting and (self.ended or bool(self._texts) or self._item is not None)
+        self._waiting = self._waiting and not ready
+        return ready
+
+    def wake(self) -> None:
+        """In the reader's event loop."""
+        self._wake.set()
+
+    async def get(self) -> RequestOutput | str | None:
+        """The newest output, or the text since the last call; None at the end. Raises what ended the request."""
+        while True:
+            with self._lock:
+                item, self._item = self._item, None
+                text, self._texts = "".join(self._texts), []
+                if item is not None or text:
+                    return item or text
+                if self._error is not None:
+                    raise self._error
+                if self.ended:
+                    return None
+                self._waiting = True
+                self._wake.clear()
+            await self._wake.wait()
+
+
+class _Driver:
+    """The engine's thread. It holds no `AsyncLLM`, so that a dropped one can be collected."""
+
+    def __init__(self, llm: LLM):
+        self._llm = llm
+        self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._failure: str | None = None
+        self._stopped = False
+        self._lock = threading.RLock()  # a finalizer may call stop() in the middle of post()
+        self._thread = threading.Thread(target=self._loop, name="jaxinfer-engine", daemon=True)
+        self._thread.start()
+        atexit.register(self._at_exit)
+
+    def check(self) -> None:
+        """Raise `RuntimeError` once closed."""
+        if self._stopped:
+            raise RuntimeError(_CLOSED)
+
+    def post(self, command: Callable[[], object]) -> None:
+        """Have the engine thread run `command` before its next step."""
+        with self._lock:
+            self.check()
+            self._commands.put(command)
+
+    def call(self, command: Callable[[], object]) -> Future[Any]:
+        """Like `post`; the future is done when the command is."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            awaited = future.set_running_or_notify_cancel()
+            try:
+                result = command()
+            except Exception as error:
+                if awaited:
+                    future.set_exception(error)
+            else:
+                if awaited:
+                    future.set_result(result)
+
+        self.post(run)
+        return future
+
+    def drop(self, mailbox: _Mailbox) -> None:
+        """A reader has left."""
+        with self._lock:
+            if not self._stopped and not mailbox.ended:
+                self._commands.put(partial(self._forget, mailbox))
+
+    def stop(self) -> None:
+        """Ask the thread to end, after the step that runs."""
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._commands.put(None)
+                atexit.unregister(self._at_exit)
+
+    def join(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _at_exit(self) -> None:
+        self.stop()
+        self._thread.join(timeout=10.0)  # a thread inside XLA while the interpreter goes down can crash the process
+
+    # In the engine thread.
+
+    def _loop(self) -> None:
+        try:
+            while self._run_commands():
+                if self._mailboxes:
+                    self._step()
+        finally:
+            self.stop()
+            self._end_all(lambda: RuntimeError(_CLOSED))
+            self._llm.close()
+            while not self._commands.empty():  # only where a command failed: what came after it must not wait forever
+                if (command := self._commands.get()) is not None:
+                    command()
+
+    def _run_commands(self) -> bool:
+        """What has been asked for; sleeps where nothing runs and nothing has. False at the end."""
+        while not (self._commands.empty() and self._mailboxes):
+            command = self._commands.get()
+            if command is None:
+                return False
+            command()
+            del command  # or it would hold its request while this thread sleeps
+        return True
+
+    def add(self, mailbox: _Mailbox, ids: list[int], params: SamplingParams, text: str | None) -> None:
+        try:
+            if self._failure is not None:
+                raise EngineDeadError(self._failure)
+            self._llm.engine.add(mailbox.request_id, ids, params, text)
+        except Exception as error:
+            self._notify([mailbox] if mailbox.end(error) else [])
+        else:
+            self._mailboxes[mailbox.request_id] = mailbox
+
+    def abort(self, request_id: str) -> None:
+        mailbox = self._mailboxes.get(request_id)
+        if mailbox is None:
+            return
+        self._forget(mailbox)
+        if mailbox.last is None:
+            woken = mailbox.end()
+        else:
+            last = _copy(mailbox.last)
+            last.finished = True
+            for choice in last.outputs:
+                choice.finish_reason = choice.finish_reason or "abort"
+            woken = mailbox.put(last, [])
+        self._notify([mailbox] if woken else [])
+
+    def _forget(self, mailbox: _Mailbox) -> None:
+        if self._mailboxes.get(mailbox.request_id) is mailbox:  # the id may be another's by now
+            del self._mailboxes[mailbox.request_id]
+            self._llm.engine.abort(mailbox.request_id)
+
+    def _step(self) -> None:
+        try:
+            moved = self._llm.engine.step()
+        except BaseException as error:
+            if isinstance(error, EngineDeadError):
+                self._failure = str(error)
+            self._end_all(partial(_engine_error, error))
+            return
+        woken = []
+        for output, deltas in moved:
+            mailbox = self._mailboxes.get(output.request_id)
+            if mailbox is not None:
+                if mailbox.put(output, deltas):
+                    woken.append(mailbox)
+                if output.finished:
+                    del self._mailboxes[output.request_id]
+        self._notify(woken)
+
+    def _end_all(self, make_error: Callable[[], BaseException]) -> None:
+        mailboxes, self._mailboxes = list(self._mailboxes.values()), {}
+        try:
+            for mailbox in mailboxes:
+                self._llm.engine.abort(mailbox.request_id)
+        finally:
+            # Each reader gets an exception of its own: raising one in two tasks would mix up their tracebacks.
+            self._notify([mailbox for mailbox in mailboxes if mailbox.end(make_error())])
+
+    def _notify(self, mailboxes: list[_Mailbox]) -> None:
+        """Wake readers, with one call into each of their event loops."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Mailbox]] = {}
+        for mailbox in mailboxes:
+            by_loop.setdefault(mailbox.loop, []).append(mailbox)
+        for loop, group in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_wake_all, group)
+            except RuntimeError:  # the loop is closed, and its readers are gone with it
+                for mailbox in group:
+                    self._forget(mailbox)
+
+
+def _wake_all(mailboxes: list[_Mailbox]) -> None:
+    for mailbox in mailboxes:
+        mailbox.wake()
+
+
+def _engine_error(error: BaseException) -> EngineError:
+    kind = EngineDeadError if isinstance(error, EngineDeadError) else EngineError
+    failure = kind(f"the engine failed: {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
+def _copy(value: Any) -> Any:
+    """A dataclass of which later steps change nothing: its lists, dicts and dataclasses copied, their items shared."""
+    copied = copy.copy(value)
+    for each in dataclasses.fields(value):
+        held = getattr(value, each.name)
+        if isinstance(held, list) and held and dataclasses.is_dataclass(held[0]):
+            setattr(copied, each.name, [_copy(item) for item in held])
+        elif isinstance(held, list | dict):
+            setattr(copied, each.name, held.copy())
+    return copied
