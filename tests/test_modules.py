@@ -51,7 +51,7 @@ def test_a_module_and_its_parameters_serve(loaded, expected):
             llm.generate("text", GREEDY)
         with pytest.raises(ValueError, match="came without a tokenizer"):
             llm.chat([{"role": "user", "content": "Hi"}], GREEDY)
-        assert str(llm) == "LLM(the module Decoder)"
+        assert str(llm) == "LLM(the module Decoder, float32, max_model_len=64)"
 
 
 def test_a_structure_without_values_takes_params_as_a_pytree_or_nested_dict(loaded, expected):
