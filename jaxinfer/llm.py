@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from tqdm.auto import tqdm
 
 from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.open import default_sampling_fields, open_model
+from jaxinfer.progress import can_show, progress_bar
 from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.scoring import SCORE_PARAMS, join, score_of
@@ -79,7 +80,7 @@ class LLM:
         batch_invariant = _check_invariance(batch_invariant)
         cache = CacheConfig(page_size, num_pages or 0, kv_cache_dtype, gpu_memory_utilization)
         SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        self._verbose = verbose and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        self._verbose = verbose and can_show()
         opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
         if verbose:
             print(f"jaxinfer: {opened.source}", file=sys.stderr)
@@ -100,7 +101,7 @@ class LLM:
         )
         self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, logits_processors)
         self._ids = itertools.count()
-        with tqdm(desc="compiling", disable=not self._verbose, leave=False) as bar:
+        with progress_bar(desc="compiling", shown=self._verbose) as bar:
             self._engine.warm_up(lambda done, total: _advance(bar, done, total))
 
     def __repr__(self) -> str:
@@ -227,6 +228,7 @@ class LLM:
     def close(self) -> None:
         """Give the memory back. The object cannot be used afterwards."""
         self._engine = None
+        gc.collect()  # XLA lets go of the host arrays that it took over only when Python collects
 
     def __enter__(self) -> LLM:
         return self
@@ -263,7 +265,7 @@ class LLM:
             scored = first_scored or [1] * len(ids)
             for request_id, (text, prompt_ids, params), first in zip(ids, requests, scored, strict=True):
                 self.engine.add(request_id, prompt_ids, params, text, first)
-            with tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False) as bar:
+            with progress_bar(total=len(ids), unit="req", shown=use_tqdm and self._verbose) as bar:
                 num_tokens = 0
                 while len(results) < len(ids):
                     for output, _ in self.engine.step():
