@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from tqdm.auto import tqdm
 
 from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineError
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.open import default_sampling_fields, open_model
+from jaxinfer.progress import can_show, progress_bar
 from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.scoring import SCORE_PARAMS, join, score_of
@@ -83,7 +84,7 @@ class LLM:
         batch_invariant = _check_invariance(batch_invariant)
         cache = CacheConfig(page_size, num_pages or 0, kv_cache_dtype, gpu_memory_utilization)
         SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        self._verbose = verbose and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        self._verbose = verbose and can_show()
         opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
         if verbose:
             print(f"jaxinfer: {opened.source}", file=sys.stderr)
@@ -107,7 +108,7 @@ class LLM:
         self._inboxes: dict[str, _Inbox] = {}
         del opened  # the engine has it; a traceback that holds this frame must not hold it too
         try:
-            with tqdm(desc="compiling", disable=not self._verbose, leave=False) as bar:
+            with progress_bar(desc="compiling", shown=self._verbose) as bar:
                 self._engine.warm_up(lambda done, total: _advance(bar, done, total))
         except BaseException:
             self.close()
@@ -254,6 +255,7 @@ class LLM:
         self._inboxes.clear()
         if engine is not None:
             engine.close()
+            gc.collect()  # XLA lets go of the host arrays that it took over only when Python collects
 
     def __enter__(self) -> LLM:
         return self
@@ -288,7 +290,7 @@ class LLM:
         results: dict[str, RequestOutput] = {}
         inbox: _Inbox = []
         num_tokens = 0
-        bar = tqdm(total=len(ids), unit="req", disable=not (use_tqdm and self._verbose), leave=False)
+        bar = progress_bar(total=len(ids), unit="req", shown=use_tqdm and self._verbose)
         with bar, DeferredInterrupts() as interrupts:
             try:
                 scored = first_scored or [1] * len(ids)
