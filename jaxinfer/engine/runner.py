@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array
 
 from jaxinfer.cache.paged_kv import PagedKVCache, init_cache
 from jaxinfer.engine.buckets import Bucket, choose_bucket
 from jaxinfer.engine.inputs import Row, build
+from jaxinfer.engine.layerwise import compile_layerwise, split_weights, supports
 from jaxinfer.engine.load import LoadedModel
-from jaxinfer.engine.steps import StepInputs, make_forward, make_score
+from jaxinfer.engine.steps import StepInputs, compile_forward, make_score
 from jaxinfer.request import MAX_LOGPROBS
 
 SCORE_TILE_ROWS = 64
@@ -43,9 +45,10 @@ class ModelRunner:
         self.buckets = list(buckets)
         self.table_width = table_width
         self.num_compiles = 0
-        leaves, self._treedef = jax.tree.flatten(model.params)
-        self._leaves = tuple(leaves)
         self._graphdef = model.graphdef
+        self._treedef = jax.tree.structure(model.params)
+        self._layerwise = jax.default_backend() == "cpu" and supports(nnx.merge(model.graphdef, model.params))
+        self._take_params(model.params)
         self._programs: dict[Bucket, Any] = {}
         self._score: Any = None
         self._hidden_dtype: Any = None
@@ -57,11 +60,12 @@ class ModelRunner:
     def program(self, bucket: Bucket) -> Any:
         """The compiled step of a bucket, compiled now if it has not been."""
         if bucket not in self._programs:
-            forward = make_forward(self._graphdef, self._treedef, tile_queries=bucket.tile_queries)
+            make: Callable[..., tuple[Any, Any]] = compile_layerwise if self._layerwise else compile_forward
             inputs = build([], bucket, self.table_width)
-            lowered = forward.lower(self._leaves, self.cache, inputs)
-            self._hidden_dtype = lowered.out_info[0].dtype
-            self._programs[bucket] = lowered.compile()
+            tile_queries = bucket.tile_queries
+            self._programs[bucket], self._hidden_dtype = make(
+                self._graphdef, self._treedef, self._weights, self.cache, inputs, tile_queries=tile_queries
+            )
             self.num_compiles += 1
         return self._programs[bucket]
 
@@ -84,7 +88,7 @@ class ModelRunner:
         """
         bucket = choose_bucket(self.buckets, [len(row.tokens) for row in rows])
         inputs: StepInputs = build(rows, bucket, self.table_width)
-        hidden, logits, self.cache = self.program(bucket)(self._leaves, self.cache, inputs)
+        hidden, logits, self.cache = self.program(bucket)(self._weights, self.cache, inputs)
         return hidden, logits
 
     def score(self, hidden: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -114,7 +118,11 @@ class ModelRunner:
         Raises:
             ValueError: another structure, or a leaf of another shape, by its path.
         """
-        self._leaves = tuple(jax.tree.leaves(matching_params(self.params, params)))
+        self._take_params(matching_params(self.params, params))
+
+    def _take_params(self, params: Any) -> None:
+        self._leaves = tuple(jax.tree.leaves(params))
+        self._weights: Any = split_weights(self._graphdef, params) if self._layerwise else self._leaves
 
     def restore_cache(self) -> None:
         """After a failed step: an empty cache in place of one that the step had consumed or left in error."""
@@ -126,14 +134,12 @@ class ModelRunner:
 
     def close(self) -> None:
         """Drop parameters, cache and programs; nothing can run afterwards."""
-        self._leaves = ()
+        self._leaves = self._weights = ()
         self._programs, self._score = {}, None
         self.cache = PagedKVCache(None, None)
 
     def logits_of(self, hidden: Array) -> np.ndarray:
         """Logits of given hidden states, `[T, V]`: for tests and small inputs, since it is one array."""
-        from flax import nnx
-
         model = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, self._leaves))
         return np.asarray(model.logits(hidden))
 

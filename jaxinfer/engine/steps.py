@@ -32,27 +32,37 @@ class StepInputs:
     logit_rows: Any  # int32 [R]
 
 
-def make_forward(graphdef: Any, treedef: Any, *, tile_queries: int) -> Callable[..., Any]:
-    """A jitted `(leaves, cache, inputs) -> (hidden [T, D], logits [R, V], cache)`; the cache is donated.
+def compile_forward(
+    graphdef: Any,
+    treedef: Any,
+    leaves: tuple[Array, ...],
+    cache: PagedKVCache,
+    inputs: StepInputs,
+    *,
+    tile_queries: int,
+) -> tuple[Callable[..., Any], Any]:
+    """The step for the shapes of `inputs`, as one program, and the dtype of its hidden states.
 
-    `leaves` are the parameters as a flat tuple: jit flattens one in C++, where a module state costs milliseconds.
+    The program is `(leaves, cache, inputs) -> (hidden [T, D], logits [R, V], cache)`; the cache is donated. `leaves`
+    are the parameters as a flat tuple: jit flattens one in C++, where a module state costs milliseconds.
     """
 
     def forward(
         leaves: tuple[Array, ...], cache: PagedKVCache, inputs: StepInputs
     ) -> tuple[Float[Array, "T D"], Float[Array, "R V"], PagedKVCache]:
         model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
-        num_tokens = inputs.tokens.shape[0]
-        _, positions, slots = locate(
-            inputs.page_table, inputs.query_start, inputs.context_lens, num_tokens, cache.page_size
-        )
-        attention = AttentionInputs(
-            positions, slots, inputs.page_table, inputs.query_start, inputs.context_lens, tile_queries=tile_queries
-        )
-        hidden, cache = model(inputs.tokens, cache, attention)
+        hidden, cache = model(inputs.tokens, cache, attention_inputs(inputs, cache.page_size, tile_queries))
         return hidden, model.logits(hidden[inputs.logit_rows]), cache
 
-    return jax.jit(forward, donate_argnums=1)
+    lowered = jax.jit(forward, donate_argnums=1).lower(leaves, cache, inputs)
+    return lowered.compile(), lowered.out_info[0].dtype
+
+
+def attention_inputs(inputs: StepInputs, page_size: int, tile_queries: int) -> AttentionInputs:
+    """What attention needs of a step, positions and slots derived on the device."""
+    tables = inputs.page_table, inputs.query_start, inputs.context_lens
+    _, positions, slots = locate(*tables, inputs.tokens.shape[0], page_size)
+    return AttentionInputs(positions, slots, *tables, tile_queries=tile_queries)
 
 
 def make_score(graphdef: Any, treedef: Any, *, num_logprobs: int) -> Callable[..., Any]:

@@ -57,9 +57,7 @@ class Decoder(nnx.Module):
         self, tokens: Int[Array, " T"], cache: PagedKVCache, inputs: AttentionInputs
     ) -> tuple[Float[Array, "T D"], PagedKVCache]:
         """Run T flat tokens through the layers: the normalised hidden states, and the cache with their keys added."""
-        config = self.config
-        frequencies = jnp.asarray(inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling))
-        rotation = rotations(inputs.positions, frequencies)
+        rotation = self.rotation(inputs.positions)
         graphdef, stack = nnx.split(self.layers)
 
         def body(carry, layer_data):
@@ -67,10 +65,25 @@ class Decoder(nnx.Module):
             params, index, window = layer_data
             return nnx.merge(graphdef, params)(x, cache, inputs, rotation, index, window), None
 
-        indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-        windows = jnp.asarray(config.sliding_windows or (0,) * config.num_layers, jnp.int32)
-        (x, cache), _ = lax.scan(body, (self.embed[...][tokens], cache), (stack, indices, windows))
+        indices = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+        windows = jnp.asarray(self.windows, jnp.int32)
+        (x, cache), _ = lax.scan(body, (self.embed_tokens(tokens), cache), (stack, indices, windows))
         return self.norm(x), cache
+
+    def embed_tokens(self, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """The residual stream before the first layer."""
+        return self.embed[...][tokens]
+
+    def rotation(self, positions: Int[Array, " T"]) -> tuple[Float[Array, "T 1 H2"], Float[Array, "T 1 H2"]]:
+        """Cosines and sines of the rotary embedding, the same for every layer."""
+        config = self.config
+        frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        return rotations(positions, jnp.asarray(frequencies))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding window of each layer, 0 where it sees every position."""
+        return self.config.sliding_windows or (0,) * self.config.num_layers
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Scores over the vocabulary in float32, for the rows that need them."""
