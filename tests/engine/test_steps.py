@@ -6,13 +6,17 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
+from jaxinfer.cache.paged_kv import init_cache
 from jaxinfer.engine.buckets import Bucket
-from jaxinfer.engine.inputs import Row
+from jaxinfer.engine.inputs import Row, build
+from jaxinfer.engine.layerwise import compile_layerwise, split_weights
 from jaxinfer.engine.load import load_model
 from jaxinfer.engine.runner import ModelRunner
+from jaxinfer.engine.steps import compile_forward
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "smollm2_f32.json").read_text())
 CHUNK, DECODE = Bucket(128, 32, 16), Bucket(8, 8, 1)
@@ -89,17 +93,43 @@ def test_same_row_same_bits(runner):
         np.testing.assert_array_equal(last_logits(chunks, neighbours, first_page), whole)
 
 
-@pytest.mark.parametrize("bucket", BUCKETS, ids=str)
-def test_no_cache_sized_copy(runner, bucket):
+def check_no_copy(program, cache):
     """The donated cache is updated in place: nothing of its size is copied, and nothing near it is temporary."""
-    program = runner.program(bucket)
-    size, page_shape = runner.cache.k.size, list(runner.cache.k.shape[-2:])
+    size, page_shape = cache.k.size, list(cache.k.shape[-2:])
     for line in program.as_text().splitlines():
         match = re.search(r"= f32\[([\d,]+)\]\S* (copy|dynamic-slice|slice|transpose|concatenate)\(", line)
         shape = [int(n) for n in match[1].split(",")] if match else []
         if shape[-2:] == page_shape:
-            assert np.prod(shape) < size / runner.cache.k.shape[0], line.strip()[:200]
+            assert np.prod(shape) < size / cache.k.shape[0], line.strip()[:200]
     assert program.memory_analysis().alias_size_in_bytes >= 2 * size * 4
+
+
+@pytest.mark.parametrize("bucket", BUCKETS, ids=str)
+def test_no_cache_sized_copy(runner, bucket):
+    check_no_copy(runner.program(bucket).layer, runner.cache)
+
+
+@pytest.mark.parametrize("bucket", [CHUNK, DECODE], ids=str)
+def test_layers_called_one_by_one_have_the_bits_of_a_scan(runner, smollm2, bucket):
+    rows = [Row([11, 12, 13] if bucket is CHUNK else [11], 3, [1]), Row([14], 1, [2])]
+    leaves, tree = jax.tree.flatten(smollm2.params)
+    inputs = build(rows, bucket, runner.table_width)
+    cache = init_cache(30, 9, 3, runner.cache.page_size, 64, "float32")
+    scan, _ = compile_forward(smollm2.graphdef, tree, tuple(leaves), cache, inputs, tile_queries=bucket.tile_queries)
+    check_no_copy(scan, cache)
+    hidden, logits, _ = scan(tuple(leaves), cache, inputs)
+    weights = split_weights(smollm2.graphdef, smollm2.params)
+    cache = init_cache(30, 9, 3, runner.cache.page_size, 64, "float32")
+    layerwise, _ = compile_layerwise(smollm2.graphdef, tree, weights, cache, inputs, tile_queries=bucket.tile_queries)
+    other_hidden, other_logits, _ = layerwise(weights, cache, inputs)
+    np.testing.assert_array_equal(other_hidden, hidden)
+    np.testing.assert_array_equal(other_logits, logits)
+
+
+def test_a_layers_arrays_share_the_stacks_memory(smollm2):
+    pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(smollm2.params)}
+    for leaves, index, _ in split_weights(smollm2.graphdef, smollm2.params).layers:
+        assert all(leaf.unsafe_buffer_pointer() - leaf.nbytes * int(index) in pointers for leaf in leaves)
 
 
 def test_no_compile_after_warm_up(runner):
