@@ -20,6 +20,8 @@ from jaxtyping import Array, Float, Int
 KV_TILE_TOKENS = 128
 MIN_TILE_ROWS = 8
 """Rows of the score matrix (queries x G) in a tile are padded to this: below it XLA takes other code, other bits."""
+FEW_ROWS = 8
+"""Up to so many rows a tile is a group of its own (docs/performance.md)."""
 _MASKED = -1e30
 
 
@@ -61,13 +63,16 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Float[Array, " N"] | None = None,
     tile_queries: int = 1,
-    tiles_per_group: int = 2,
+    tiles_per_group: int | None = None,
 ) -> Float[Array, "T N H"]:
     """Causal attention of each row's last queries over its pages; see `pallas_kernels.paged_attention.api`.
 
     Tiles run in groups of `tiles_per_group`, each group as long as its longest context; groups that hold no query do
-    not run. Rows sorted by context length therefore pay for little more than their own context.
+    not run. Rows sorted by context length therefore pay for little more than their own context. The size of a group
+    changes no bit: 1 is best for few rows, where a second tile would be padding, 2 for many.
     """
+    if tiles_per_group is None:
+        tiles_per_group = 1 if query_start.shape[0] - 1 <= FEW_ROWS else 2
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, page_size = k_pages.shape[2:4]
     group = num_heads // num_kv_heads

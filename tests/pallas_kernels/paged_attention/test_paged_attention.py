@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import IMPLEMENTATIONS, paged_attention
+from pallas_kernels.paged_attention import IMPLEMENTATIONS, paged_attention, xla
 
 QUERY_LENS = [1, 20, 0, 7, 1, 33, 1]
 CONTEXT_LENS = np.array([5, 20, 0, 300, 129, 450, 1], np.int32)
@@ -73,3 +75,25 @@ def test_unknown_implementation_is_refused():
             jnp.zeros((8, 1, 8)), zeros, zeros, 0, jnp.zeros((1, 1), jnp.int32), jnp.zeros(2, jnp.int32),
             jnp.zeros(1, jnp.int32), implementation="mosaic",
         )  # fmt: skip
+
+
+def test_the_size_of_a_group_changes_no_bit():
+    import jax
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(2)
+    k_pages, v_pages = rng.standard_normal((2, 1, 300, 3, 16, 64)).astype(np.float32)
+    table = jnp.asarray((rng.permutation(299)[: 8 * 32] + 1).reshape(8, 32).astype(np.int32))
+    q = rng.standard_normal((8, 9, 64)).astype(np.float32)
+    lens = jnp.asarray(np.array([500, 1, 127, 128, 129, 300, 512, 0], np.int32))
+    starts = jnp.minimum(jnp.arange(9, dtype=jnp.int32), 7)
+    found = [
+        np.asarray(
+            jax.jit(partial(xla.paged_attention, scale=0.125, tiles_per_group=size))(
+                q, k_pages, v_pages, 0, table, starts, lens
+            )
+        )[:7]
+        for size in (1, 2, 4)
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
