@@ -58,6 +58,9 @@ def write(
 
     The layer is part of the scatter index: slicing it out would copy the layer's whole pool.
     """
+    if slots.shape[0] == 1:
+        # XLA turns a scatter of one token into an update of a slice, for which it copies the pool: add one for page 0.
+        slots, k, v = jnp.pad(slots, (0, 1)), jnp.pad(k, ((0, 1), (0, 0), (0, 0))), jnp.pad(v, ((0, 1), (0, 0), (0, 0)))
     page, offset = slots // cache.page_size, slots % cache.page_size
 
     def put(pool, values):

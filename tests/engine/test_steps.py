@@ -104,9 +104,18 @@ def check_no_copy(program, cache):
     assert program.memory_analysis().alias_size_in_bytes >= 2 * size * 4
 
 
-@pytest.mark.parametrize("bucket", BUCKETS, ids=str)
-def test_no_cache_sized_copy(runner, bucket):
-    check_no_copy(runner.program(bucket).layer, runner.cache)
+@pytest.mark.parametrize("bucket", [*BUCKETS, Bucket(1, 1, 1)], ids=str)
+def test_no_cache_sized_copy(runner, smollm2, bucket):
+    inputs = build([], bucket, runner.table_width)
+    program, _ = compile_layerwise(
+        smollm2.graphdef,
+        jax.tree.structure(smollm2.params),
+        split_weights(smollm2.graphdef, smollm2.params),
+        runner.cache,
+        inputs,
+        tile_queries=bucket.tile_queries,
+    )
+    check_no_copy(program.layer, runner.cache)
 
 
 @pytest.mark.parametrize("bucket", [CHUNK, DECODE], ids=str)
