@@ -16,7 +16,9 @@ _HELP = """/help            this list
 def main(argv: list[str] | None = None) -> int:
     """Read lines, answer each, until the end of input."""
     parser = argparse.ArgumentParser(prog="python -m jaxinfer.chat", description=__doc__)
-    parser.add_argument("--model", help="a GGUF file, a Hugging Face folder, a converted checkpoint or a hub id (default: SmolLM2-135M)")
+    parser.add_argument(
+        "--model", help="a GGUF file, a Hugging Face folder, a converted checkpoint or a hub id (default: SmolLM2-135M)"
+    )
     parser.add_argument("--max-model-len", type=int, default=2048, metavar="TOKENS")
     parser.add_argument("--system", help="a system message")
     arguments = parser.parse_args(argv)
