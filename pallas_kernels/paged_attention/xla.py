@@ -13,13 +13,16 @@ this makes a query's bits independent of the tile it sits in, of the rows beside
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 KV_TILE_TOKENS = 128
-MIN_TILE_ROWS = 8
-"""Rows of the score matrix (queries x G) in a tile are padded to this: below it XLA takes other code, other bits."""
+MIN_TILE_ROWS = 8 if jax.__version_info__ >= (0, 12) else 16
+"""Rows of the score matrix (queries x G) in a tile are padded to this: below it XLA takes other code, other bits.
+
+Before jax 0.12 that is so below 16 rows, with 4 and more KV heads."""
 FEW_ROWS = 8
 """Up to so many rows a tile is a group of its own (docs/performance.md)."""
 _MASKED = -1e30

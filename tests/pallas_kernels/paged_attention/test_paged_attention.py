@@ -97,3 +97,25 @@ def test_the_size_of_a_group_changes_no_bit():
     ]
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(("num_kv_heads", "group", "head_dim"), [(3, 3, 64), (8, 4, 64), (8, 2, 128), (4, 1, 32)])
+def test_a_query_has_the_same_bits_alone_and_in_a_chunk(num_kv_heads, group, head_dim):
+    """The shapes of SmolLM2, Llama 3.2 1B, Qwen3 0.6B and a small model with as many KV heads as heads."""
+    import jax
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(2)
+    lens = np.array([300, 16, 127, 128, 129, 200, 256, 33], np.int32)
+    k_pages, v_pages = rng.standard_normal((2, 1, 200, num_kv_heads, 16, head_dim)).astype(np.float32)
+    table = (rng.permutation(199)[: 8 * 20] + 1).reshape(8, 20).astype(np.int32)
+    q = rng.standard_normal((128, num_kv_heads * group, head_dim)).astype(np.float32)
+
+    def attend(q, step, tile_queries, size):
+        run = jax.jit(partial(xla.paged_attention, scale=0.125, tile_queries=tile_queries, tiles_per_group=size))
+        starts = jnp.arange(9, dtype=jnp.int32) * step
+        return np.asarray(run(q, k_pages, v_pages, 0, jnp.asarray(table), starts, jnp.asarray(lens)))
+
+    chunks = attend(q, 16, 16, 2)[15::16]
+    for size in (1, 2):
+        np.testing.assert_array_equal(attend(q[15::16], 1, 1, size), chunks)
