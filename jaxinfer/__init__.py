@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from jaxinfer.llm import LLM, generate
     from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
     from jaxinfer.sampling.processors import LogitsProcessor
+    from jaxinfer.scoring import ContinuationScore
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "ContinuationScore",
     "EngineDeadError",
     "EngineError",
     "Logprob",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 _HOMES = {
     "AsyncLLM": "jaxinfer.async_llm",
+    "ContinuationScore": "jaxinfer.scoring",
     "EngineDeadError": "jaxinfer.engine.errors",
     "EngineError": "jaxinfer.engine.errors",
     "LLM": "jaxinfer.llm",

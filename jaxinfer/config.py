@@ -69,12 +69,18 @@ class ModelConfig:
                 f"model config: sliding_windows has {len(self.sliding_windows)} entries for {self.num_layers} layers"
             )
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding window of each layer, 0 where it sees every position."""
+        return self.sliding_windows or (0,) * self.num_layers
+
 
 @dataclass(frozen=True)
 class CacheConfig:
     """The paged KV cache. `num_pages` counts the null page 0; 0 means that the planner chooses.
 
-    `gpu_memory_utilization` is the share of an accelerator's memory that parameters and cache may fill.
+    `gpu_memory_utilization` is the share that parameters and cache may fill of the memory that XLA manages on an
+    accelerator.
     """
 
     page_size: int = 16
@@ -105,6 +111,11 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than max_num_seqs={self.max_num_seqs}, "
+                "and each running sequence takes a token of a step: raise the one or lower the other"
+            )
 
 
 @dataclass(frozen=True)
@@ -120,3 +131,12 @@ class EngineConfig:
     dtype: str = "float32"
     seed: int = 0
     batch_invariant: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed={self.seed!r} must be a whole number from 0 up")
+
+    @property
+    def kv_dtype(self) -> str:
+        """Of keys and values in the cache."""
+        return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype

@@ -6,9 +6,12 @@ The parameters are stored as they lie in memory, so that `LLM(model="checkpoints
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxinfer.config import DTYPES
 
@@ -61,7 +64,6 @@ def convert(
     from jaxinfer.checkpoint.orbax import check_destination, save_checkpoint
     from jaxinfer.engine.load import auto_dtype, load_model, named_leaves
     from jaxinfer.tokenizer import load_tokenizer
-    from jaxinfer.tokenizer.files import tokenizer_files
 
     check_destination(destination, overwrite)
     resolved = resolve_model(source, revision=revision, tokenizer=tokenizer)
@@ -79,12 +81,27 @@ def convert(
         destination,
         params,
         model_config_to_json(model.config),
-        tokenizer_files(resolved.tokenizer),
+        _companions(resolved.tokenizer, model.generation_config),
         source=f"{Path(source).name if Path(source).exists() else source}{f' at {revision}' if revision else ''}",
         overwrite=overwrite,
     )
     written_bytes = sum(path.stat().st_size for path in destination.rglob("*") if path.is_file())
     print(f"saved: {written_bytes:,} bytes in {destination} in {time.monotonic() - start_s:.1f} s")
+
+
+def _companions(tokenizer: Path, generation_config: Mapping[str, Any]) -> dict[str, Path | bytes]:
+    """The tokenizer's files, and the model's own generation_config.json with the end tokens that the tokenizer has."""
+    from jaxinfer.checkpoint.reader import read_json
+    from jaxinfer.tokenizer.files import tokenizer_files
+
+    name = "generation_config.json"
+    files = tokenizer_files(tokenizer)
+    theirs = files.pop(name, None)
+    merged = {key: value for key, value in generation_config.items() if key != "eos_token_id"}
+    ends = read_json(theirs).get("eos_token_id") if isinstance(theirs, Path) else None
+    if ends is not None:
+        merged["eos_token_id"] = ends
+    return {**files, name: json.dumps(merged, indent=2).encode()} if merged else files
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class LLM:
         quantization: None, the only value yet: parameters are used in `dtype`.
         max_model_len: positions of prompt and output together; the model's own limit when None.
         max_num_seqs: sequences that run at once.
-        max_num_batched_tokens: tokens of one step, prefill chunks and decodes together.
+        max_num_batched_tokens: tokens of one step, prefill chunks and decodes together; at least max_num_seqs.
         gpu_memory_utilization: share of an accelerator's memory for parameters and cache; see `num_pages` for CPUs.
         enable_prefix_caching: requests do not share pages yet, so neither value changes anything.
         kv_cache_dtype: of keys and values in the cache; "auto" is `dtype`.
@@ -98,7 +98,7 @@ class LLM:
         config = EngineConfig(
             model=opened.loaded.config,
             cache=cache,
-            scheduler=SchedulerConfig(length, max_num_seqs, max(max_num_batched_tokens, max_num_seqs)),
+            scheduler=SchedulerConfig(length, max_num_seqs, max_num_batched_tokens),
             dtype=opened.dtype,
             seed=seed,
             batch_invariant=batch_invariant,
@@ -353,6 +353,8 @@ def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fie
         The text for one prompt, a list of texts for several.
     """
     if model not in _kept:
+        for other in _kept.values():
+            other.close()  # before the next one takes its memory
         _kept.clear()
         _kept[model] = LLM(model)
     llm = _kept[model]

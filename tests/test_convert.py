@@ -25,7 +25,10 @@ MESSAGES = [{"role": "user", "content": "the ring of 日本 🙂"}]
 
 @pytest.fixture(scope="module")
 def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hf(tmp_path_factory.mktemp("source") / "tiny-hf")
+    folder = write_hf(tmp_path_factory.mktemp("source") / "tiny-hf")
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**generation, "temperature": 0.6}))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,7 @@ def test_another_tokenizer(hf: Path, gguf: Path, tmp_path: Path) -> None:
         made = tmp_path / str(index)
         assert main([str(source), str(made), "--tokenizer", str(other)]) == 0
         assert_same_tokenizer(made, other)
+        assert load_model(made, "float32").generation_config.get("temperature") == (0.6 if source == hf else None)
 
 
 def test_a_destination_that_is_there(hf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,11 @@ import pytest
 from flax import nnx
 
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.config import ModelConfig
+from jaxinfer.config import ATTENTION_TILE_TOKENS, ModelConfig
 from jaxinfer.engine.load import load_model
 from jaxinfer.engine.open import default_sampling_fields
 from jaxinfer.models.decoder import Decoder
+from pallas_kernels.paged_attention import xla
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "models" / "golden"
@@ -132,7 +133,8 @@ def test_without_batch_invariance_one_row_has_its_own_program(loaded, expected):
     [
         ("quantization", "int8"), ("tensor_parallel_size", 2), ("kv_cache_dtype", "int4"), ("page_size", 0),
         ("page_size", 48), ("num_pages", -1), ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.5),
-        ("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("dtype", "int3"),
+        ("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("max_num_batched_tokens", 31), ("dtype", "int3"),
+        ("seed", -1),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_by_name(loaded, setting, value):
@@ -151,6 +153,10 @@ def test_default_sampling_comes_from_the_models_generation_config(tmp_path, load
     fields = default_sampling_fields(recommended)
     assert SamplingParams(**fields) == SamplingParams(temperature=0.6, top_k=20, top_p=0.9, max_tokens=5)
     assert default_sampling_fields({"do_sample": False, "temperature": 1.0}) == {"temperature": 0.0}
+
+
+def test_pages_fit_the_tile_of_attention():
+    assert xla.KV_TILE_TOKENS == ATTENTION_TILE_TOKENS
 
 
 def test_the_config_of_a_model_is_checked():

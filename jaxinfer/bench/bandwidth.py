@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from jaxinfer.config import EngineConfig, ModelConfig
 from jaxinfer.engine.load import abstract_model, leaf_path
 
-PROBE_BYTES = 512 * 2**20
-"""About the default model's weights, so that a cache shared by the cores helps both as little."""
 PASSES = 3
 
 
@@ -26,7 +24,7 @@ class BandwidthProbe:
     `PASSES` times over, since one pass is short beside the steps it is compared with.
     """
 
-    def __init__(self, num_bytes: int = PROBE_BYTES, clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, num_bytes: int, clock: Callable[[], float] = time.perf_counter):
         # Ones, not zeros: zero pages that were never written may all be one physical page.
         self._array = jax.block_until_ready(jnp.ones(max(1, num_bytes // 4), jnp.float32))
         self._sum = jax.jit(jnp.sum).lower(self._array).compile()
@@ -52,6 +50,5 @@ def weight_bytes(config: EngineConfig) -> int:
 
 def cache_bytes(model: ModelConfig, context_len: int, dtype: str) -> int:
     """Bytes of keys and values that one decoded token attends to, over all layers, sliding windows honoured."""
-    windows = model.sliding_windows or (0,) * model.num_layers
-    num_positions = sum(min(context_len, window or context_len) for window in windows)
+    num_positions = sum(min(context_len, window or context_len) for window in model.windows)
     return 2 * num_positions * model.num_kv_heads * model.head_dim * jnp.dtype(dtype).itemsize

@@ -68,8 +68,7 @@ def _decode(
     clock: Callable[[], float],
 ) -> dict[str, Any]:
     config = engine.config
-    kv_dtype = config.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
-    sizes = [cache_bytes(config.model, context, kv_dtype) for context in contexts]
+    sizes = [cache_bytes(config.model, context, config.kv_dtype) for context in contexts]
     times: list[list[float]] = [[] for _ in contexts]
     bandwidths, slopes, ratios = [probe()], [], []
     for _ in range(repeats):

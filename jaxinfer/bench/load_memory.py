@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -48,14 +49,11 @@ _REFUSED = 3
 
 def _measure(model: str | None, dtype: str) -> dict[str, Any]:
     import jax
-    import orbax.checkpoint
-    import tensorstore
 
     from jaxinfer.checkpoint.hub import resolve_model
     from jaxinfer.engine.load import auto_dtype, load_model
 
-    # Named so that both count as used: the loader imports them only for native checkpoints.
-    del orbax.checkpoint, tensorstore
+    importlib.import_module("tensorstore")  # which the loader imports for native checkpoints alone
     jax.devices()
     resolved = resolve_model(model)
     dtype = auto_dtype() if dtype == "auto" else dtype

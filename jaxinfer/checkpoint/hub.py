@@ -111,11 +111,16 @@ def resolve_model(
     else:
         path, kind = _classify(local)
     own = path.parent if path.suffix == ".safetensors" else path
-    return ResolvedModel(path, kind, source, own if tokenizer is None else _resolve_tokenizer(tokenizer, token))
+    return ResolvedModel(path, kind, source, own if tokenizer is None else resolve_tokenizer(tokenizer, token=token))
 
 
-def _resolve_tokenizer(tokenizer: str, token: str | None) -> Path:
-    return _local_path(tokenizer, "tokenizer") or _download(tokenizer, None, token, _TOKENIZER_FILES)
+def resolve_tokenizer(tokenizer: str, *, revision: str | None = None, token: str | None = None) -> Path:
+    """Where a tokenizer lies: a local path, or the tokenizer's files of a hub id, fetched without its weights.
+
+    Raises:
+        CheckpointError: it is neither, or cannot be fetched.
+    """
+    return _local_path(tokenizer, "tokenizer") or _download(tokenizer, revision, token, _TOKENIZER_FILES)
 
 
 def _local_path(name: str, field: str) -> Path | None:

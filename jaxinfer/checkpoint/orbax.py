@@ -150,7 +150,7 @@ def _move_into_place(partial: Path, path: Path) -> None:
     path.rename(old)
     try:
         partial.rename(path)
-    except OSError:
+    except BaseException:  # an interrupt between the two renames included
         old.rename(path)
         raise
     shutil.rmtree(old)

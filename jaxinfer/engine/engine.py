@@ -56,7 +56,7 @@ class Engine:
         limits, cache, shape = config.scheduler, config.cache, config.model
         self.config = config
         self.tokenizer = tokenizer
-        kv_dtype = config.dtype if cache.kv_cache_dtype == "auto" else cache.kv_cache_dtype
+        kv_dtype = config.kv_dtype
         table_width = -(-limits.max_model_len // cache.page_size)
         one = page_bytes(shape.num_layers, shape.num_kv_heads, cache.page_size, shape.head_dim, kv_dtype)
         wanted = limits.max_num_seqs * table_width
@@ -134,9 +134,6 @@ class Engine:
         choices = range(params.num_choices)
         sequences = [SequenceState(request_id, index, list(prompt_ids), params, total) for index in choices]
         states = [OutputState(each, self.tokenizer, vocab, lambda: self._token_index) for each in sequences]
-        for sequence in sequences:
-            self.scheduler.add(sequence)
-        self._state_of.update(zip(sequences, states, strict=True))
         # Which of best_of choices are shown is known at the end.
         shown = [state.output for state in states] if params.num_choices == params.n else []
         output = RequestOutput(request_id, prompt, list(prompt_ids), shown, False)
@@ -145,7 +142,11 @@ class Engine:
             of_prompt = PromptOutput(output, params, self.tokenizer, first_scored)
         key = self.sampler.key_of(params.seed, self._num_arrived)
         deltas = [""] * params.num_choices
-        self._live[request_id] = _Live(output, params, states, of_prompt, key, time.monotonic(), deltas)
+        live = _Live(output, params, states, of_prompt, key, time.monotonic(), deltas)
+        for sequence in sequences:  # all or none: the first is refused if any is
+            self.scheduler.add(sequence)
+        self._state_of.update(zip(sequences, states, strict=True))
+        self._live[request_id] = live
         self._num_arrived += 1
 
     def abort(self, request_id: str) -> None:
@@ -161,6 +162,8 @@ class Engine:
 
     def step(self) -> list[tuple[RequestOutput, list[str]]]:
         """One step. Returns the requests that moved on, each with the new text of its choices.
+
+        A request with best_of > n appears once, when it has finished and its choices are known.
 
         An interrupt waits until the step is complete. Any other exception drops every request, since a step runs them
         together, and leaves an engine without requests that can be used on.
@@ -215,7 +218,8 @@ class Engine:
             arrays = {name: np.asarray(getattr(sampled, name)) for name in _READ}
             for index, sequence in drawing:
                 self._take(index, sequence, arrays)
-        return [self._report(live) for live in self._settle([sequence for _, sequence in ready])]
+        reports = [self._report(live) for live in self._settle([sequence for _, sequence in ready])]
+        return [(output, deltas) for output, deltas in reports if output.outputs]
 
     def _row(self, sequence: SequenceState, num_tokens: int) -> Row:
         start = sequence.num_computed

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -40,7 +41,7 @@ def split_weights(graphdef: Any, params: Any) -> LayerwiseWeights:
     stack = [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(model.layers)[1])]
     layers = [
         (tuple(leaf[index] for leaf in stack), np.int32(index), np.int32(window))
-        for index, window in enumerate(model.windows)
+        for index, window in enumerate(model.config.windows)
     ]
     return LayerwiseWeights(tuple(jax.tree.leaves(params)), tuple(jax.device_put(layers)))
 
@@ -91,7 +92,7 @@ def compile_layerwise(
     def end(leaves, x, logit_rows):
         model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
         hidden = model.norm(x)
-        return hidden, model.logits(hidden[logit_rows])
+        return hidden, model.logits(hidden[logit_rows]).astype(jnp.float32)
 
     first = jax.jit(begin).lower(weights.leaves, inputs)
     x, shared = first.out_info

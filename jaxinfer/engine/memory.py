@@ -10,11 +10,11 @@ CPU_POOL_BYTES = 4 * 10**9
 def plan_pages(page_bytes: int, *, wanted: int, needed: int, utilization: float | int) -> int:
     """Pages of the cache, the null page included: `wanted`, or as many as memory holds.
 
-    An accelerator's pool takes what parameters already loaded leave of `utilization` times its memory; a CPU's takes at
-    most 4 GB. `needed` pages hold one sequence of the longest length.
+    An accelerator's pool takes what parameters already loaded leave of `utilization` times the memory that XLA manages
+    there. A CPU's takes at most 4 GB, or what one sequence needs. `needed` pages hold one of the longest length.
 
     Raises:
-        ValueError: not even `needed` pages fit.
+        ValueError: not even `needed` pages fit on an accelerator.
     """
     stats = jax.devices()[0].memory_stats() or {}
     if "bytes_limit" in stats and jax.default_backend() != "cpu":

@@ -69,7 +69,8 @@ def _open_module(
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(placed)):
         raise ValueError(f"model={name} has shapes and no values: pass params=")
     dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(placed) if jnp.issubdtype(leaf.dtype, jnp.floating)}
-    own_dtype = min(dtypes & set(DTYPES), default="float32")
+    # Norms may be kept in float32 beside narrower weights; the narrower is what the activations are in.
+    own_dtype = next((name for name in reversed(DTYPES) if name in dtypes), "float32")
     if dtype not in ("auto", own_dtype):
         raise ValueError(f"dtype={dtype!r}: the module's parameters are {own_dtype}; convert them, or leave dtype out")
     if tokenizer is None:

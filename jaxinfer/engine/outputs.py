@@ -26,6 +26,7 @@ class OutputState:
         self.sequence = sequence
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+        self._detokenizer.prime(sequence.prompt_ids)
         self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._eos_ids = frozenset() if params.ignore_eos else frozenset(tokenizer.eos_token_ids)
@@ -59,9 +60,9 @@ class OutputState:
         ends = token in self._eos_ids or token in self._stop_ids
         text, stop = "", None
         if not ends:
-            text, stop = self._stops.add(self._detokenizer.add([token]))
-            if stop is not None and len(sequence.output_ids) < sequence.params.min_tokens:
-                stop, text = None, text + self._stops.flush()
+            text = self._detokenizer.add([token])
+            if len(sequence.output_ids) >= sequence.params.min_tokens:  # text before that ends nothing
+                text, stop = self._stops.add(text)
         if ends:
             output.finish_reason = "stop"
             output.stop_reason = token if token in self._stop_ids else None

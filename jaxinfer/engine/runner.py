@@ -27,7 +27,7 @@ SCORE_TILE_ROWS = 64
 class ModelRunner:
     """Runs rows through the model. `num_pages` counts the null page; tables are `table_width` pages wide.
 
-    Programs are compiled by `warm_up`; `num_compiles` counts them, so that one made later shows.
+    A program is compiled when `program` first asks for it; `num_compiles` counts them, so that one made late shows.
     """
 
     def __init__(

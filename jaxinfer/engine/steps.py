@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -52,7 +53,7 @@ def compile_forward(
     ) -> tuple[Float[Array, "T D"], Float[Array, "R V"], PagedKVCache]:
         model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
         hidden, cache = model(inputs.tokens, cache, attention_inputs(inputs, cache.page_size, tile_queries))
-        return hidden, model.logits(hidden[inputs.logit_rows]), cache
+        return hidden, model.logits(hidden[inputs.logit_rows]).astype(jnp.float32), cache
 
     lowered = jax.jit(forward, donate_argnums=1).lower(leaves, cache, inputs)
     return lowered.compile(), lowered.out_info[0].dtype

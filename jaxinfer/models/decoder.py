@@ -35,8 +35,9 @@ class DecoderLayer(nnx.Module):
 class Decoder(nnx.Module):
     """A decoder-only language model: `embed`, `layers`, `norm`, and `head` unless it is tied to the embedding.
 
-    The parameters of all layers lie in arrays `[L, ...]` and the layers run under `lax.scan`, so that a program
-    compiles one layer, not L, and takes few arguments. What differs between layers (the sliding window) is data.
+    The parameters of all layers lie in arrays `[L, ...]` and a call runs them under `lax.scan`, so that a program
+    compiles one layer, not L, and takes few arguments. What differs between layers (the sliding window) is data. On
+    CPUs the engine calls the layers one by one instead: jaxinfer/engine/layerwise.py.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: str = "float32", rngs: nnx.Rngs):
@@ -66,7 +67,7 @@ class Decoder(nnx.Module):
             return nnx.merge(graphdef, params)(x, cache, inputs, rotation, index, window), None
 
         indices = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-        windows = jnp.asarray(self.windows, jnp.int32)
+        windows = jnp.asarray(self.config.windows, jnp.int32)
         (x, cache), _ = lax.scan(body, (self.embed_tokens(tokens), cache), (stack, indices, windows))
         return self.norm(x), cache
 
@@ -79,11 +80,6 @@ class Decoder(nnx.Module):
         config = self.config
         frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         return rotations(positions, jnp.asarray(frequencies))
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """The sliding window of each layer, 0 where it sees every position."""
-        return self.config.sliding_windows or (0,) * self.config.num_layers
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Scores over the vocabulary in float32, for the rows that need them."""

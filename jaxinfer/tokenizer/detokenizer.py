@@ -17,14 +17,7 @@ class IncrementalDetokenizer:
     a character: its bytes wait for the rest, or for `finish`.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
-    ) -> None:
-        """`spaces_between_special_tokens` allows a decoder to put spaces between special tokens.
-
-        Neither byte-level nor SentencePiece decoding ever adds one, so both values give the same text.
-        """
-        self.spaces_between_special_tokens = spaces_between_special_tokens
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -32,12 +32,11 @@ def load_tokenizer(source: Path | str, *, revision: str | None = None) -> Tokeni
     Raises:
         ValueError: nothing usable there, or a malformed file; the message names it.
     """
-    path = Path(source)
+    path = Path(source).expanduser()
     if not path.exists():
-        from jaxinfer.checkpoint.hub import resolve_model
+        from jaxinfer.checkpoint.hub import resolve_tokenizer
 
-        # The tokenizer belongs to a model name; resolve_model also words the errors for missing paths.
-        path = resolve_model(str(source), revision=revision).tokenizer
+        path = resolve_tokenizer(str(source), revision=revision)
     elif revision is not None:
         raise ValueError(f"revision={revision!r} applies to hub ids, and {path} is a local path; leave it out")
     if is_gguf(path):

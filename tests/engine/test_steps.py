@@ -106,16 +106,13 @@ def check_no_copy(program, cache):
 
 @pytest.mark.parametrize("bucket", [*BUCKETS, Bucket(1, 1, 1)], ids=str)
 def test_no_cache_sized_copy(runner, smollm2, bucket):
-    inputs = build([], bucket, runner.table_width)
-    program, _ = compile_layerwise(
-        smollm2.graphdef,
-        jax.tree.structure(smollm2.params),
-        split_weights(smollm2.graphdef, smollm2.params),
-        runner.cache,
-        inputs,
-        tile_queries=bucket.tile_queries,
-    )
-    check_no_copy(program.layer, runner.cache)
+    leaves, tree = jax.tree.flatten(smollm2.params)
+    arguments = runner.cache, build([], bucket, runner.table_width)
+    weights = split_weights(smollm2.graphdef, smollm2.params)
+    layerwise, _ = compile_layerwise(smollm2.graphdef, tree, weights, *arguments, tile_queries=bucket.tile_queries)
+    check_no_copy(layerwise.layer, runner.cache)
+    scan, _ = compile_forward(smollm2.graphdef, tree, tuple(leaves), *arguments, tile_queries=bucket.tile_queries)
+    check_no_copy(scan, runner.cache)
 
 
 @pytest.mark.parametrize("bucket", [CHUNK, DECODE], ids=str)
@@ -125,7 +122,6 @@ def test_layers_called_one_by_one_have_the_bits_of_a_scan(runner, smollm2, bucke
     inputs = build(rows, bucket, runner.table_width)
     cache = init_cache(30, 9, 3, runner.cache.page_size, 64, "float32")
     scan, _ = compile_forward(smollm2.graphdef, tree, tuple(leaves), cache, inputs, tile_queries=bucket.tile_queries)
-    check_no_copy(scan, cache)
     hidden, logits, _ = scan(tuple(leaves), cache, inputs)
     weights = split_weights(smollm2.graphdef, smollm2.params)
     cache = init_cache(30, 9, 3, runner.cache.page_size, 64, "float32")

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +74,6 @@ def test_primed_output_continues_the_prompt(sentencepiece: Tokenizer, text: str,
     assert whole == before + shown
 
 
-@pytest.mark.parametrize("spaces", [True, False])
-def test_no_spaces_come_between_special_tokens(smollm: Tokenizer, spaces: bool):
-    detokenizer = IncrementalDetokenizer(smollm, skip_special_tokens=False, spaces_between_special_tokens=spaces)
+def test_no_spaces_come_between_special_tokens(smollm: Tokenizer):
+    detokenizer = IncrementalDetokenizer(smollm, skip_special_tokens=False)
     assert detokenizer.add([1, 2, 2]) == "<|im_start|><|im_end|><|im_end|>"
