@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
-    from jaxinfer.engine.errors import EngineDeadError, EngineError
+    from jaxinfer.engine.errors import EngineDeadError, EngineError, RequestError
     from jaxinfer.llm import LLM, generate
     from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
     from jaxinfer.sampling.processors import LogitsProcessor
@@ -25,6 +25,7 @@ __all__ = [
     "EngineError",
     "Logprob",
     "LogitsProcessor",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
     "generate",
@@ -34,6 +35,7 @@ _HOMES = {
     "ContinuationScore": "jaxinfer.scoring",
     "EngineDeadError": "jaxinfer.engine.errors",
     "EngineError": "jaxinfer.engine.errors",
+    "RequestError": "jaxinfer.engine.errors",
     "LLM": "jaxinfer.llm",
     "LogitsProcessor": "jaxinfer.sampling.processors",
     "generate": "jaxinfer.llm",

@@ -121,15 +121,16 @@ class AsyncLLM:
     ) -> AsyncGenerator[Any, None]:
         driver, loop = self._driver, asyncio.get_running_loop()
         driver.check()
-        try:
-            text, ids = await loop.run_in_executor(self._encoder, encode)
-        except RuntimeError:
-            driver.check()  # the encoder refuses work once it is shut down
-            raise
+        (params,) = self._llm._params_of(sampling_params, 1)
         mailbox = _Mailbox(loop, f"request-{uuid.uuid4().hex}" if request_id is None else request_id, as_text)
-        params = sampling_params or self._llm.get_default_sampling_params()
-        driver.post(partial(driver.add, mailbox, ids, params, text))
+        driver.post(partial(driver.expect, mailbox))
         try:
+            try:
+                text, ids = await loop.run_in_executor(self._encoder, encode)
+            except RuntimeError:
+                driver.check()  # the encoder refuses work once it is shut down
+                raise
+            driver.post(partial(driver.add, mailbox, ids, params, text))
             while (item := await mailbox.get()) is not None:
                 yield item
         finally:
@@ -202,6 +203,7 @@ class _Driver:
         self._llm = llm
         self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._mailboxes: dict[str, _Mailbox] = {}
+        self._expected: list[_Mailbox] = []
         self._failure: str | None = None
         self._stopped = False
         self._lock = threading.RLock()  # a finalizer may call stop() in the middle of post()
@@ -285,7 +287,14 @@ class _Driver:
             del command  # or it would hold its request while this thread sleeps
         return True
 
+    def expect(self, mailbox: _Mailbox) -> None:
+        """A request whose prompt is being encoded, so that `abort` knows it."""
+        self._expected.append(mailbox)
+
     def add(self, mailbox: _Mailbox, ids: list[int], params: SamplingParams, text: str | None) -> None:
+        self._expected.remove(mailbox)
+        if mailbox.ended:
+            return
         try:
             if self._failure is not None:
                 raise EngineDeadError(self._failure)
@@ -296,6 +305,9 @@ class _Driver:
             self._mailboxes[mailbox.request_id] = mailbox
 
     def abort(self, request_id: str) -> None:
+        for expected in self._expected:
+            if expected.request_id == request_id:
+                expected.end()  # nobody waits on it before it is added
         mailbox = self._mailboxes.get(request_id)
         if mailbox is None:
             return
@@ -311,6 +323,8 @@ class _Driver:
         self._notify([mailbox] if woken else [])
 
     def _forget(self, mailbox: _Mailbox) -> None:
+        if mailbox in self._expected:  # its prompt could not be encoded, or nobody waited for it
+            self._expected.remove(mailbox)
         if self._mailboxes.get(mailbox.request_id) is mailbox:  # the id may be another's by now
             del self._mailboxes[mailbox.request_id]
             self._llm.engine.abort(mailbox.request_id)

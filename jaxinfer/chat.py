@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
+from typing import Any
 
+from jaxinfer.engine.errors import RequestError
 from jaxinfer.llm import LLM
 from jaxinfer.request import SamplingParams
 
@@ -52,12 +55,20 @@ def main(argv: list[str] | None = None) -> int:
 def _set(settings: dict[str, float | int], words: list[str]) -> dict[str, float | int]:
     try:
         name, text = words
-        changed = {**settings, name: float(text) if "." in text else int(text)}
+        changed = {**settings, name: _value(text)}
         SamplingParams(**changed)  # type: ignore[arg-type]
     except (ValueError, TypeError) as error:
         print(f"error: {error}")
         return settings
     return changed
+
+
+def _value(text: str) -> Any:
+    """A setting as JSON has it, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _answer(llm: LLM, messages: list[dict[str, str]], settings: dict[str, float | int]) -> list[dict[str, str]]:
@@ -70,7 +81,7 @@ def _answer(llm: LLM, messages: list[dict[str, str]], settings: dict[str, float 
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         pass
-    except ValueError as error:
+    except (ValueError, TypeError, RequestError) as error:
         print(f"error: {error}")
         return messages[:-1]
     print()

@@ -6,17 +6,18 @@ import gc
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import jax
 
 from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig
 from jaxinfer.engine.engine import Engine
-from jaxinfer.engine.errors import EngineError
+from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.open import default_sampling_fields, open_model
 from jaxinfer.progress import can_show, progress_bar
-from jaxinfer.request import RequestOutput, SamplingParams
+from jaxinfer.request import RequestOutput, SamplingParams, plain_ids
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.scoring import SCORE_PARAMS, join, score_of
 from jaxinfer.tokenizer import Tokenizer
@@ -62,7 +63,7 @@ class LLM:
         model: Any = None,
         *,
         params: Any = None,
-        tokenizer: str | Tokenizer | None = None,
+        tokenizer: str | PathLike[str] | Tokenizer | None = None,
         revision: str | None = None,
         dtype: str = "auto",
         quantization: str | None = None,
@@ -81,6 +82,19 @@ class LLM:
         verbose: bool = True,
     ):
         _check_values(quantization, tensor_parallel_size, enable_prefix_caching)
+        _check_numbers(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            page_size=page_size,
+            num_pages=num_pages,
+            seed=seed,
+        )
+        if not isinstance(gpu_memory_utilization, float | int):
+            raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be above 0 and at most 1")
+        if num_pages is not None and num_pages < 2:
+            raise ValueError(f"num_pages={num_pages} must be at least 2: one page is the null page")
+        processors = _check_processors(logits_processors)
         batch_invariant = _check_invariance(batch_invariant)
         cache = CacheConfig(page_size, num_pages or 0, kv_cache_dtype, gpu_memory_utilization)
         SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
@@ -103,7 +117,7 @@ class LLM:
             seed=seed,
             batch_invariant=batch_invariant,
         )
-        self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, logits_processors)
+        self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, processors)
         self._ids = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
         del opened  # the engine has it; a traceback that holds this frame must not hold it too
@@ -146,6 +160,10 @@ class LLM:
             raise RuntimeError("update_params: requests are running, and would go on with keys of the old parameters")
         self.engine.runner.update_params(params)
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer, as `LLM.tokenizer` has it."""
+        return self.tokenizer
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's `generation_config.json` recommends; used where a call gives no sampling_params."""
         return SamplingParams(**self._default_fields)
@@ -177,8 +195,14 @@ class LLM:
         use_tqdm: bool = True,
         **template_variables: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, a list of `{"role", "content"}`, or several."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        """Answer one conversation, a list of `{"role", "content"}`, or several.
+
+        Raises:
+            ValueError: `generate`'s reasons, a conversation that the template refuses, or a variable it never reads.
+        """
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+            raise ValueError(f'messages={messages!r:.60} must be a list of {{"role", "content"}}, or of such lists')
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
         params = self._params_of(sampling_params, len(conversations))
         ids = [self.tokenizer.apply_chat_template(each, **template_variables) for each in conversations]
         return self._run([(None, prompt, each) for prompt, each in zip(ids, params, strict=True)], use_tqdm)
@@ -198,6 +222,8 @@ class LLM:
             ValueError: a continuation or prompt without tokens, too long together, or lists of different lengths.
         """
         single = isinstance(prompts, str | Mapping)
+        if not single and isinstance(continuations, str | Mapping):
+            raise ValueError("score: several prompts need a list with one entry of continuations for each")
         asked = [prompts] if single else list(prompts)
         answers = [continuations] if single else list(continuations)
         if len(asked) != len(answers):
@@ -217,7 +243,11 @@ class LLM:
         return nested[0] if single else nested
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """The text of one completion as it is made. Closing the iterator aborts the request."""
+        """The text of one completion as it is made. Closing the iterator aborts the request.
+
+        Raises:
+            RequestError: the request failed, as where no token was allowed.
+        """
         text, ids = self._encode(prompt)
         (params,) = self._params_of(sampling_params, 1)
         if params.num_choices != 1:
@@ -239,6 +269,7 @@ class LLM:
                         finished = output.finished
                         if deltas[0]:
                             yield deltas[0]
+                        _raise_error(output)
             finally:
                 with DeferredInterrupts():
                     self._drop([request_id])
@@ -270,6 +301,8 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         if isinstance(sampling_params, SamplingParams):
             return [sampling_params] * count
+        if not isinstance(sampling_params, Sequence) or not all(isinstance(x, SamplingParams) for x in sampling_params):
+            raise TypeError(f"sampling_params={sampling_params!r:.60} must be a SamplingParams or a list of them")
         if len(sampling_params) != count:
             raise ValueError(f"sampling_params has {len(sampling_params)} entries for {count} prompts")
         return list(sampling_params)
@@ -351,7 +384,14 @@ def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fie
 
     Returns:
         The text for one prompt, a list of texts for several.
+
+    Raises:
+        ValueError: a bad prompt or field, or a field whose result is more than a text (`n`, `logprobs` …).
+        RequestError: a request failed, as where no token was allowed.
     """
+    for name in ("n", "best_of", "logprobs", "prompt_logprobs", "return_hidden_states", "return_logits"):
+        if name in fields:
+            raise ValueError(f"{name}={fields[name]!r}: generate() returns one text a prompt; use LLM.generate")
     if model not in _kept:
         for other in _kept.values():
             other.close()  # before the next one takes its memory
@@ -359,7 +399,10 @@ def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fie
         _kept[model] = LLM(model)
     llm = _kept[model]
     params = SamplingParams(**{"temperature": 0.0, **llm._default_fields, **fields})
-    texts = [output.outputs[0].text for output in llm.generate(prompts, params)]
+    outputs = llm.generate(prompts, params)
+    for output in outputs:
+        _raise_error(output)
+    texts = [output.outputs[0].text for output in outputs]
     return texts[0] if isinstance(prompts, str | Mapping) else texts
 
 
@@ -371,8 +414,10 @@ def _content(prompt: Any) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
-        if "prompt_token_ids" in prompt:
-            return list(prompt["prompt_token_ids"])
+        if unknown := sorted(set(prompt) - {"prompt", "prompt_token_ids"}, key=str):
+            raise ValueError(f"prompt: {unknown[0]!r} is not supported; a prompt needs 'prompt' or 'prompt_token_ids'")
+        if prompt.get("prompt_token_ids") is not None:
+            return plain_ids("prompt_token_ids", prompt["prompt_token_ids"])
         if isinstance(prompt.get("prompt"), str):
             return prompt["prompt"]
         raise ValueError(f"a prompt needs 'prompt' (text) or 'prompt_token_ids'; got the keys {list(prompt)}")
@@ -388,7 +433,29 @@ def _check_values(quantization: str | None, tensor_parallel_size: int, enable_pr
         raise ValueError(f"enable_prefix_caching={enable_prefix_caching!r} must be True or False")
 
 
+def _check_numbers(**values: Any) -> None:
+    for name, value in values.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole and not (value is None and name in ("max_model_len", "num_pages")):
+            raise ValueError(f"{name}={value!r} must be a whole number")
+
+
+def _check_processors(processors: Any) -> list[LogitsProcessor]:
+    good = isinstance(processors, Sequence) and all(isinstance(each, LogitsProcessor) for each in processors)
+    if not good:
+        raise ValueError(f"logits_processors={processors!r:.60} must be a list of jaxinfer.LogitsProcessor")
+    return list(processors)
+
+
+def _raise_error(output: RequestOutput) -> None:
+    choice = output.outputs[0]
+    if choice.finish_reason == "error":
+        raise RequestError(f"the request failed: {choice.stop_reason}")
+
+
 def _check_invariance(batch_invariant: bool | None) -> bool:
+    if batch_invariant not in (None, True, False):
+        raise ValueError(f"batch_invariant={batch_invariant!r} must be True, False or None")
     on_cpu = jax.default_backend() == "cpu"
     if batch_invariant and not on_cpu:
         raise ValueError(f"batch_invariant=True is not available on {jax.default_backend()}: leave it out")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 MAX_CHOICES = 128
@@ -80,7 +80,7 @@ class SamplingParams:
         self._check_number("top_p", 0, 1, above=True)
         self._check_number("min_p", 0, 1)
         self._check_number("typical_p", 0, 1, above=True)
-        self._check_number("repetition_penalty", 0, 100, above=True)
+        self._check_number("repetition_penalty", 0.001, 100)
         self._check_number("presence_penalty", -2, 2)
         self._check_number("frequency_penalty", -2, 2)
         self._check_number("min_tokens", 0, 2**31 - 1, whole=True)
@@ -106,26 +106,34 @@ class SamplingParams:
             raise ValueError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
         self._check_strings("stop", [self.stop] if isinstance(self.stop, str) else self.stop)
         self._check_strings("bad_words", self.bad_words)
-        for token, bias in (self.logit_bias or {}).items():
-            if not isinstance(bias, int | float) or not -100 <= bias <= 100:
-                raise ValueError(f"logit_bias[{token}]={bias!r} must be a number between -100 and 100")
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            if (ids := getattr(self, name)) is not None:
+                self._set(name, plain_ids(name, ids))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids is empty: no token could be sampled; leave it out to allow all")
+        if self.logit_bias is not None:
+            self._set("logit_bias", _plain_bias(self.logit_bias))
+        if self.logits_processors is not None:
+            self._set("logits_processors", _plain_processors(self.logits_processors))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def _check_strings(self, name: str, texts: Any) -> None:
         good = texts is None or (isinstance(texts, Sequence) and not isinstance(texts, str))
-        if not good or any(not isinstance(text, str) or not text for text in texts or ()):
+        if not good or any(not isinstance(text, str) or not text or not _is_unicode(text) for text in texts or ()):
             raise ValueError(f"{name}={getattr(self, name)!r} must be a list of strings, none of them empty")
 
     def _check_number(
         self, name: str, low: float | int, high: float | int, whole: bool = False, above: bool = False
     ) -> None:
-        value = getattr(self, name)
-        kinds = int if whole else (int, float)
-        good = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-        if not good or not (low < value if above else low <= value) or value > high:
+        value: Any = getattr(self, name)
+        good = _is_whole(value) if whole else _is_real(value)
+        if not good or not (low < value if above else low <= value) or not value <= high:
             kind = "a whole number" if whole else "a number"
-            raise ValueError(f"{name}={value!r} must be {kind} {'above' if above else 'from'} {low} up to {high}")
+            shown = repr(value) if not isinstance(value, int) or abs(value) < 2**70 else "a huge number"
+            raise ValueError(f"{name}={shown} must be {kind} {'above' if above else 'from'} {low} up to {high}")
+        self._set(name, int(value) if whole else float(value))
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -139,12 +147,69 @@ class SamplingParams:
     @property
     def processor_params(self) -> Mapping[str, Mapping[str, float | int]]:
         """The processors in use, each with the parameters that the request sets."""
-        used = self.logits_processors or {}
-        return used if isinstance(used, Mapping) else {name: {} for name in used}
+        return self.logits_processors if isinstance(self.logits_processors, Mapping) else {}
 
     @property
     def uses_penalties(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def plain_ids(name: str, ids: Any, vocab_size: int | None = None) -> list[int]:
+    """Token ids as Python integers.
+
+    Raises:
+        ValueError: what is given is no list of ids, or one of them is no whole number from 0 up and below `vocab_size`.
+    """
+    if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
+        raise ValueError(f"{name}={ids!r:.60} must be a list of token ids")
+    plain = []
+    for token in ids:
+        if not _is_whole(token) or token < 0 or (vocab_size is not None and token >= vocab_size):
+            limit = "" if vocab_size is None else f" below the vocabulary's {vocab_size}"
+            raise ValueError(f"{name}: token id {token!r:.60} is not a whole number{limit or ' from 0 up'}")
+        plain.append(int(token))
+    return plain
+
+
+def _plain_bias(bias: Any) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise ValueError(f"logit_bias={bias!r:.60} must map token ids to numbers")
+    plain: dict[int, float] = {}
+    for token, value in bias.items():
+        token = int(token) if isinstance(token, str) and token.isdecimal() else token  # JSON has no other keys
+        (token,) = plain_ids("logit_bias", [token])
+        if not _is_real(value) or not -100 <= value <= 100:
+            raise ValueError(f"logit_bias[{token}]={value!r} must be a number between -100 and 100")
+        plain[token] = float(value)
+    return plain
+
+
+def _plain_processors(used: Any) -> dict[str, dict[str, float]]:
+    if isinstance(used, Sequence) and not isinstance(used, str):
+        used = {name: {} for name in used}
+    if not isinstance(used, Mapping):
+        raise ValueError(f"logits_processors={used!r:.60} must be a list of names, or a mapping of names to parameters")
+    plain: dict[str, dict[str, float]] = {}
+    for name, values in used.items():
+        if not isinstance(name, str) or not isinstance(values, Mapping):
+            raise ValueError(f"logits_processors[{name!r}]={values!r:.60} must map parameters to numbers")
+        for parameter, value in values.items():
+            if not _is_real(value) or not abs(value) < float("inf"):
+                raise ValueError(f"logits_processors[{name!r}][{parameter!r}]={value!r} must be a finite number")
+        plain[name] = {parameter: float(value) for parameter, value in values.items()}
+    return plain
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ def join(tokenizer: Tokenizer, prompt: str | Sequence[int], continuation: str | 
     if isinstance(prompt, str) and isinstance(continuation, str):
         alone, ids = tokenizer.encode(prompt), tokenizer.encode(prompt + continuation)
         first = next((i for i, (a, b) in enumerate(zip(alone, ids, strict=False)) if a != b), min(len(alone), len(ids)))
+        if alone and not first:  # the whole prompt merged into the first token of the continuation
+            ids, first = [*alone, *tokenizer.encode(continuation, add_special_tokens=False)], len(alone)
     else:
         head = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if isinstance(continuation, str):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, LogitsProcessor, SamplingParams
+from jaxinfer import LLM, LogitsProcessor, RequestError, SamplingParams, generate
 
 ITEMS = json.loads((Path(__file__).parent / "golden" / "smollm2_f32.json").read_text())["items"]
 PROMPT = "The capital of France is"
@@ -205,3 +205,46 @@ def test_unknown_fields_are_refused_by_name():
         SamplingParams(temprature=0.5)
     with pytest.raises(ValueError, match="zzz=1 is no sampling field; the fields are n, best_of"):
         SamplingParams(zzz=1)
+
+
+def test_a_bad_request_leaves_the_others_running(llm):
+    stream = llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    text = next(stream)
+    for prompt in ({"prompt_token_ids": [5, None]}, {"prompt_token_ids": [True]}, {"prompt": "x", "image": 1}, {}):
+        with pytest.raises(ValueError, match="prompt"):
+            llm.generate(prompt, SamplingParams(repetition_penalty=1.1))
+    assert text + "".join(stream) == one(llm, max_tokens=6).text
+
+
+def test_a_stop_string_before_min_tokens_stays_in_the_text(llm):
+    whole = one(llm, max_tokens=12)
+    late = one(llm, max_tokens=12, min_tokens=12, stop=["Paris"])
+    assert (late.text, late.finish_reason) == (whole.text, "length")
+
+
+def test_what_a_request_leaves_in_its_pages_spoils_no_other(llm):
+    expected = [output.outputs[0].token_ids for output in llm.generate([PROMPT] * 4, SamplingParams(temperature=0.0))]
+    params = llm.params
+    try:
+        llm.update_params(jax.tree.map(lambda leaf: leaf * jnp.nan, params))
+        assert one(llm, "word " * 100).stop_reason == "the model's logits are not finite"
+    finally:
+        llm.update_params(params)
+    outputs = llm.generate([PROMPT] * 4, SamplingParams(temperature=0.0))
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_doors_that_give_text_alone_raise_for_a_failed_request(llm):
+    with pytest.raises(RequestError, match="no token is allowed"):
+        list(llm.stream(PROMPT, SamplingParams(allowed_token_ids=[2], min_tokens=2)))
+    with pytest.raises(ValueError, match="n=3: generate.. returns one text"):
+        generate(PROMPT, n=3)
+
+
+def test_calls_of_the_wrong_kind_are_refused(llm):
+    with pytest.raises(ValueError, match="max_tokens=2: the chat template reads no such variable"):
+        llm.chat([{"role": "user", "content": "Hi"}], max_tokens=2)
+    with pytest.raises(ValueError, match="several prompts need a list"):
+        llm.score([PROMPT, PROMPT], "xy")
+    assert len(llm.score("A", "B")[0].token_ids) == 1
+    assert llm.get_tokenizer() is llm.tokenizer

@@ -23,7 +23,7 @@ from jaxinfer.engine.outputs import OutputState
 from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
 from jaxinfer.engine.runner import ModelRunner
 from jaxinfer.engine.sampler import Sampler, SamplingRow
-from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, SequenceState
+from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, SequenceState, plain_ids
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.scheduler.scheduler import ScheduledRow, Scheduler
 from jaxinfer.tokenizer import Tokenizer
@@ -119,16 +119,15 @@ class Engine:
         limit, vocab = self.config.scheduler.max_model_len, self.config.model.vocab_size
         if request_id in self._live:
             raise ValueError(f"request_id={request_id!r} is already running")
+        prompt_ids = plain_ids("prompt_token_ids", prompt_ids, vocab)
         if not prompt_ids:
             raise ValueError("prompt is empty: give at least one token")
         if len(prompt_ids) > limit:
             raise ValueError(f"prompt has {len(prompt_ids)} tokens; max_model_len={limit} is the most it may have")
         if len(prompt_ids) == limit and params.max_tokens != 0:
             raise ValueError(f"prompt has {len(prompt_ids)} tokens; max_model_len={limit} leaves no room for output")
-        _check_ids("prompt_token_ids", prompt_ids, vocab)
-        _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab)
-        _check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
-        _check_ids("logit_bias", params.logit_bias or (), vocab)
+        for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
+            plain_ids(name, list(getattr(params, name) or ()), vocab)
         self.sampler.check(params)
         total = limit if params.max_tokens is None else min(limit, len(prompt_ids) + params.max_tokens)
         choices = range(params.num_choices)
@@ -305,9 +304,3 @@ def _best(choices: list[CompletionOutput], num: int) -> list[CompletionOutput]:
 
 
 _READ = ("tokens", "logprob", "rank", "top_ids", "top_logprobs", "mask_empty", "bad_logits")
-
-
-def _check_ids(name: str, ids, vocab_size: int) -> None:
-    bad = next((id for id in ids if not isinstance(id, int | np.integer) or not 0 <= id < vocab_size), None)
-    if bad is not None:
-        raise ValueError(f"{name}: token id {bad!r} is not a whole number below the vocabulary's {vocab_size}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class OpenedModel:
 
 
 def open_model(
-    model: Any, *, params: Any = None, tokenizer: str | Tokenizer | None = None, revision: str | None, dtype: str
+    model: Any, *, params: Any = None, tokenizer: Any = None, revision: str | None, dtype: str
 ) -> OpenedModel:
     """Read a checkpoint, or take a module and its parameters. See `LLM` for the arguments.
 
@@ -38,6 +39,10 @@ def open_model(
     """
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"dtype={dtype!r} must be auto, {', '.join(DTYPES)}")
+    model = os.fspath(model) if isinstance(model, os.PathLike) else model
+    tokenizer = os.fspath(tokenizer) if isinstance(tokenizer, os.PathLike) else tokenizer
+    if not isinstance(tokenizer, str | Tokenizer | None):
+        raise TypeError(f"tokenizer={tokenizer!r:.60} must be a path, a hub id or a jaxinfer Tokenizer")
     if model is not None and not isinstance(model, str):
         return _open_module(model, params, tokenizer, revision, dtype)
     if params is not None:

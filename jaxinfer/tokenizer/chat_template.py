@@ -155,6 +155,27 @@ def _compile(source: str) -> jinja2.Template:
     return _environment().from_string(source)
 
 
+def check_variables(source: str, variables: Mapping[str, Any]) -> None:
+    """Raise `ChatTemplateError` for a variable that the template `source` never reads: it would change nothing."""
+    for name, value in variables.items():
+        if name not in _variables_of(source):
+            raise ChatTemplateError(f"{name}={value!r:.60}: the chat template reads no such variable")
+
+
+@lru_cache(maxsize=16)
+def _variables_of(source: str) -> frozenset[str]:
+    """The names that a template takes from outside; none for one that does not parse, which rendering reports."""
+    import jinja2
+    from jinja2 import meta
+
+    if len(source) > MAX_TEMPLATE_CHARACTERS:
+        return frozenset()
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+    except (jinja2.TemplateError, RecursionError):
+        return frozenset()
+
+
 @lru_cache(maxsize=1)
 def _environment() -> Any:
     from jaxinfer.tokenizer.template_environment import ChatEnvironment

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from jaxinfer.tokenizer.chat_template import ChatTemplateError, render_chat_template
+from jaxinfer.tokenizer.chat_template import ChatTemplateError, check_variables, render_chat_template
 from jaxinfer.tokenizer.token_bytes import Family, raw_bytes
 
 if TYPE_CHECKING:
@@ -227,10 +227,12 @@ class Tokenizer:
             template_kwargs: further variables for the template (`enable_thinking` …).
 
         Raises:
-            ChatTemplateError: (a ValueError) there is no template, or the template failed or ran too long.
+            ChatTemplateError: (a ValueError) there is no template, it failed or ran too long, or it reads no variable
+                that a name in `template_kwargs` could set.
             TypeError: `messages` or `tools` have the wrong type.
         """
         source = self._choose_template(chat_template, tools)
+        check_variables(source, template_kwargs)
         text = render_chat_template(
             source,
             messages,

@@ -54,4 +54,6 @@ def paged_attention(
     if sinks is not None:
         total += jnp.exp(sinks[:, None] - top)
     p = jnp.where(total > 0, p / total, 0.0)
-    return jnp.einsum("tns,tnsh->tnh", p, keys(v_pages)).astype(q.dtype)
+    # Slots past the row's context may hold what an earlier sequence left, and 0 times its NaN would be NaN.
+    values = jnp.where((key_position <= position[:, None])[:, None, :, None], keys(v_pages), 0)
+    return jnp.einsum("tns,tnsh->tnh", p, values).astype(q.dtype)

@@ -150,6 +150,9 @@ def _kv_tile_step(kv_tile, carry, q_tile, q_position, pages, k_pool, v_pool, *, 
     key_position = kv_tile * KV_TILE_TOKENS + jnp.arange(KV_TILE_TOKENS, dtype=jnp.int32)
     visible = key_position <= q_position[:, :, None]
     visible &= (window <= 0) | (key_position > q_position[:, :, None] - window)
+    # Slots past the row's context may hold what an earlier sequence left, and 0 times its NaN would be NaN.
+    written = key_position <= q_position.max(-1, keepdims=True)
+    v = jnp.where(written[:, None, :, None], v, 0)
     visible = visible[:, None]
     scores = jnp.where(visible, scores, _MASKED)
     new_max = jnp.maximum(row_max, scores.max(-1))
