@@ -69,3 +69,20 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+@pytest.fixture(scope="session")
+def llm():
+    """The default model with small steps, and a logits processor "favour" that adds `amount` to `token`'s logit."""
+    import jax.numpy as jnp
+
+    from jaxinfer import LLM, LogitsProcessor
+
+    def favour(logits, params):
+        chosen = jnp.arange(logits.shape[-1])[None] == params["token"].astype(jnp.int32)[:, None]
+        return logits + params["amount"][:, None] * chosen
+
+    processors = [LogitsProcessor("favour", favour, {"token": 0, "amount": 0})]
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "logits_processors": processors, "verbose": False}
+    with LLM(max_model_len=1024, **settings) as llm:
+        yield llm

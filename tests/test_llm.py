@@ -16,12 +16,6 @@ ITEMS = json.loads((Path(__file__).parent / "golden" / "smollm2_f32.json").read_
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def llm():
-    with LLM(max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=64, verbose=False) as llm:
-        yield llm
-
-
 @pytest.fixture(autouse=True)
 def nothing_leaks(llm):
     yield

@@ -10,28 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, LogitsProcessor, RequestError, SamplingParams, generate
+from jaxinfer import LLM, RequestError, SamplingParams, generate
 
 ITEMS = json.loads((Path(__file__).parent / "golden" / "smollm2_f32.json").read_text())["items"]
 PROMPT = "The capital of France is"
 
 
-def favour(logits, params):
-    """Adds `amount` to the logit of one token."""
-    token = params["token"].astype(jnp.int32)[:, None]
-    return logits + params["amount"][:, None] * (jnp.arange(logits.shape[-1])[None] == token)
-
-
-@pytest.fixture(scope="module")
-def llm():
-    processors = [LogitsProcessor("favour", favour, {"token": 0, "amount": 0})]
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "logits_processors": processors, "verbose": False}
-    with LLM(max_model_len=1024, **settings) as llm:
-        yield llm
-
-
 @pytest.fixture(autouse=True)
-def nothing_leaks(llm):
+def nothing_leaks(llm: LLM):
     yield
     llm.engine.scheduler.check_integrity()
     stats = llm.stats()
