@@ -13,6 +13,7 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 
 ITEMS = json.loads((Path(__file__).parent / "golden" / "smollm2_f32.json").read_text())["items"]
+TINY = str(Path(__file__).parent.parent / "checkpoints" / "tiny-llama")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
@@ -150,7 +151,7 @@ def test_bad_requests_are_refused_and_change_nothing(llm):
     with pytest.raises(ValueError, match="stop_token_ids"):
         one(llm, stop_token_ids=[-1])
     with pytest.raises(ValueError, match="max_model_len=9000"):
-        LLM(max_model_len=9000, verbose=False)
+        LLM(TINY, max_model_len=9000, verbose=False)
     with pytest.raises(ValueError, match="dtype='int3'"):
         LLM(dtype="int3")
 
@@ -158,7 +159,7 @@ def test_bad_requests_are_refused_and_change_nothing(llm):
 def test_the_chat_command(tmp_path):
     lines = "/set temperature 0.0\n/set max_tokens 8\n/set top_p 7.0\nHi\n/clear\n/help\n/exit\n"
     done = subprocess.run(
-        [sys.executable, "-m", "jaxinfer.chat", "--max-model-len", "256"],
+        [sys.executable, "-m", "jaxinfer.chat", "--model", TINY, "--max-model-len", "128"],
         input=lines, capture_output=True, text=True, timeout=180, check=True,
     )  # fmt: skip
     assert "top_p=7.0 must be" in done.stdout and "Ctrl-C stops an answer" in done.stdout
