@@ -82,20 +82,9 @@ def paged_attention(
     pages_per_kv_tile = KV_TILE_TOKENS // page_size
     page_table = jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % pages_per_kv_tile)))
 
-    row, start, num_used = tile_map(query_start, num_tokens, tile_queries, tiles_per_group)
-    num_tiles = row.shape[0]
-    query_len = (query_start[1:] - query_start[:-1])[row]
-    context_len = context_lens[row]
-    offset = start[:, None] + jnp.arange(tile_queries, dtype=jnp.int32)
-    token = query_start[row][:, None] + offset
-    position = jnp.where(offset < query_len[:, None], (context_len - query_len)[:, None] + offset, -1)
-
-    # [n, K, queries * G, H]: the query heads of one KV head share its keys.
-    tiles = q[jnp.clip(token, 0, num_tokens - 1)].reshape(num_tiles, tile_queries, num_kv_heads, group, head_dim)
-    tiles = tiles.transpose(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, tile_queries * group, head_dim)
-    padding = -(tile_queries * group) % MIN_TILE_ROWS
-    tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, padding), (0, 0)))
-    position = jnp.pad(jnp.repeat(position, group, axis=1), ((0, 0), (0, padding)), constant_values=-1)
+    tiling = tile_map(query_start, num_tokens, tile_queries, tiles_per_group)
+    tiles, position = _tile(q, query_start, context_lens, tiling, num_kv_heads, tile_queries)
+    row, _, num_used = tiling
 
     # Heads join the page index, so that a gather yields [g, K, S, H] with no transpose after it.
     k_pool, v_pool = (x.reshape(-1, page_size, head_dim) for x in (k_pages, v_pages))
@@ -107,14 +96,7 @@ def paged_attention(
 
         pages = tables[part(row)]
         q_tile, q_position = part(tiles), part(position)
-        # A query at position p sees keys (p - window, p]: the loop spans the group's first and last visible KV tile.
-        queries = q_position >= 0
-        first = jnp.min(
-            jnp.where(queries & (window > 0), jnp.maximum(q_position - window + 1, 0), 0),
-            where=queries,
-            initial=jnp.iinfo(jnp.int32).max,
-        )
-        end = jnp.max(q_position) + 1
+        bounds = _visible_kv_tiles(q_position, window)
 
         def body(kv_tile, carry):
             return _kv_tile_step(
@@ -123,7 +105,6 @@ def paged_attention(
 
         rows = q_tile.shape[:-1]
         carry = (jnp.zeros(q_tile.shape, jnp.float32), jnp.full(rows, _MASKED), jnp.zeros(rows))
-        bounds = first // KV_TILE_TOKENS, (end + KV_TILE_TOKENS - 1) // KV_TILE_TOKENS
         acc, row_max, row_sum = lax.fori_loop(*bounds, body, carry)
         if sinks is not None:
             acc, row_sum = _add_sinks(acc, row_max, row_sum, sinks.reshape(num_kv_heads, group), tile_queries)
@@ -132,9 +113,38 @@ def paged_attention(
 
     num_groups = (num_used + tiles_per_group - 1) // tiles_per_group
     out = lax.fori_loop(0, num_groups, attend_group, jnp.zeros_like(tiles))
-    out = out[:, :, : tile_queries * group].reshape(num_tiles, num_kv_heads, tile_queries, group, head_dim)
-    out = out.transpose(0, 2, 1, 3, 4).reshape(num_tiles, tile_queries, num_heads, head_dim)
-    return _untile(out, query_start, num_tokens, tile_queries)
+    return _untile(out, query_start, num_tokens, group, tile_queries)
+
+
+def _tile(q, query_start, context_lens, tiling, num_kv_heads: int, tile_queries: int):
+    """Queries in tiles [n, K, m, H], as the query heads of one KV head share its keys, and each row's position [n, m].
+
+    m is queries * G, padded; a row without a query has position -1.
+    """
+    row, start, _ = tiling
+    num_tokens, num_heads, head_dim = q.shape
+    group = num_heads // num_kv_heads
+    query_len = (query_start[1:] - query_start[:-1])[row]
+    offset = start[:, None] + jnp.arange(tile_queries, dtype=jnp.int32)
+    token = query_start[row][:, None] + offset
+    position = jnp.where(offset < query_len[:, None], (context_lens[row] - query_len)[:, None] + offset, -1)
+    tiles = q[jnp.clip(token, 0, num_tokens - 1)].reshape(-1, tile_queries, num_kv_heads, group, head_dim)
+    tiles = tiles.transpose(0, 2, 1, 3, 4).reshape(-1, num_kv_heads, tile_queries * group, head_dim)
+    padding = -(tile_queries * group) % MIN_TILE_ROWS
+    tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, padding), (0, 0)))
+    return tiles, jnp.pad(jnp.repeat(position, group, axis=1), ((0, 0), (0, padding)), constant_values=-1)
+
+
+def _visible_kv_tiles(q_position, window):
+    """The first KV tile that a group's queries see, and one past the last: position p sees keys (p - window, p]."""
+    queries = q_position >= 0
+    first = jnp.min(
+        jnp.where(queries & (window > 0), jnp.maximum(q_position - window + 1, 0), 0),
+        where=queries,
+        initial=jnp.iinfo(jnp.int32).max,
+    )
+    end = jnp.max(q_position) + 1
+    return first // KV_TILE_TOKENS, (end + KV_TILE_TOKENS - 1) // KV_TILE_TOKENS
 
 
 def _kv_tile_step(kv_tile, carry, q_tile, q_position, pages, k_pool, v_pool, *, scale, window, softcap):
@@ -173,8 +183,12 @@ def _add_sinks(acc, row_max, row_sum, sinks: Float[Array, "K G"], tile_queries: 
 
 
 def _untile(
-    out: Float[Array, "n q N H"], query_start: Int[Array, " B1"], num_tokens: int, tile_queries: int
+    out: Float[Array, "n K m H"], query_start: Int[Array, " B1"], num_tokens: int, group: int, tile_queries: int
 ) -> Float[Array, "T N H"]:
+    """The inverse of `_tile`: each token's output, its padding rows left behind."""
+    num_tiles, num_kv_heads, _, head_dim = out.shape
+    out = out[:, :, : tile_queries * group].reshape(num_tiles, num_kv_heads, tile_queries, group, head_dim)
+    out = out.transpose(0, 2, 1, 3, 4).reshape(num_tiles, tile_queries, num_kv_heads * group, head_dim)
     tiles_per_row = (query_start[1:] - query_start[:-1] + tile_queries - 1) // tile_queries
     first_tile = jnp.cumsum(tiles_per_row) - tiles_per_row
     token = jnp.arange(num_tokens, dtype=jnp.int32)
