@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.tree_util import DictKey, KeyPath
+from jax.tree_util import KeyPath
 
 from jaxinfer.checkpoint.config_json import model_config_from_json
 from jaxinfer.checkpoint.orbax import MANIFEST_NAME, is_native_checkpoint, read_manifest, restore_params
@@ -131,5 +131,6 @@ def abstract_model(config: ModelConfig, dtype: str) -> tuple[Any, Any]:
 
 
 def leaf_path(key_path: KeyPath) -> tuple[str, ...]:
-    """The names on the way to a parameter: ("layers", "attention", "qkv", "weight")."""
-    return tuple(str(key.key) for key in key_path if isinstance(key, DictKey))
+    """The names on the way to a parameter, in a module's state or in plain dicts: ("layers", "attention", "qkv" …)."""
+    names = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in key_path]
+    return tuple(str(name) for name in names if name not in (None, "value"))

@@ -16,7 +16,7 @@ from jaxinfer.cache.paged_kv import PagedKVCache, init_cache
 from jaxinfer.engine.buckets import Bucket, choose_bucket
 from jaxinfer.engine.inputs import Row, build
 from jaxinfer.engine.layerwise import compile_layerwise, split_weights, supports
-from jaxinfer.engine.load import LoadedModel
+from jaxinfer.engine.load import LoadedModel, named_leaves
 from jaxinfer.engine.steps import StepInputs, compile_forward, make_score
 from jaxinfer.request import MAX_LOGPROBS
 
@@ -150,8 +150,7 @@ def matching_params(ours: Any, theirs: Any) -> Any:
     Raises:
         ValueError: a leaf is missing, unknown or of another shape.
     """
-    expected = {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(ours)}
-    given = {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(theirs)}
+    expected, given = named_leaves(ours), named_leaves(theirs)
     for name in [*expected, *given]:
         if name not in given or name not in expected:
             raise ValueError(f"params: {name} is {'missing' if name in expected else 'no parameter of this model'}")
@@ -163,9 +162,3 @@ def matching_params(ours: Any, theirs: Any) -> Any:
         for name, leaf in expected.items()
     ]
     return jax.tree.unflatten(jax.tree.structure(ours), placed)
-
-
-def _path(path: Any) -> str:
-    """ "layers.attention.qkv.weight", whether the tree is a module's state or plain dicts of its arrays."""
-    keys = [getattr(key, "key", getattr(key, "name", getattr(key, "idx", None))) for key in path]
-    return ".".join(str(key) for key in keys if key not in (None, "value"))
