@@ -56,9 +56,8 @@ class Engine:
         limits, cache, shape = config.scheduler, config.cache, config.model
         self.config = config
         self.tokenizer = tokenizer
-        kv_dtype = config.kv_dtype
         table_width = -(-limits.max_model_len // cache.page_size)
-        one = page_bytes(shape.num_layers, shape.num_kv_heads, cache.page_size, shape.head_dim, kv_dtype)
+        one = page_bytes(shape.num_layers, shape.num_kv_heads, cache.page_size, shape.head_dim, config.kv_dtype)
         wanted = limits.max_num_seqs * table_width
         num_pages = cache.num_pages or plan_pages(
             one, wanted=wanted, needed=table_width, utilization=cache.gpu_memory_utilization
@@ -69,7 +68,7 @@ class Engine:
             num_pages=num_pages,
             page_size=cache.page_size,
             table_width=table_width,
-            kv_dtype=kv_dtype,
+            kv_dtype=config.kv_dtype,
         )
         self.sampler = Sampler(shape.vocab_size, limits.max_num_seqs, seed=config.seed, processors=logits_processors)
         self.scheduler = Scheduler(limits, PageAllocator(num_pages), cache.page_size)
@@ -271,8 +270,6 @@ class Engine:
 
     def _report(self, live: _Live) -> tuple[RequestOutput, list[str]]:
         deltas, live.deltas = live.deltas, [""] * len(live.deltas)
-        if live.params.num_choices > live.params.n:
-            live.deltas, deltas = deltas, [""] * live.params.n
         if all(state.output.finish_reason for state in live.states):
             if live.params.num_choices > live.params.n:
                 live.output.outputs = _best([state.output for state in live.states], live.params.n)

@@ -52,9 +52,8 @@ class TokenMask:
         always = bad_words.always if bad_words else ()
         # A model's vocabulary may be smaller or larger than its tokenizer's.
         banned = [token for token in always if token < vocab_size]
-        restricted = bool(banned) or bad_words is not None or params.allowed_token_ids is not None
         self._late = None
-        if restricted:
+        if bad_words is not None or params.allowed_token_ids is not None:
             self._late = pack_mask(vocab_size, allowed_ids=params.allowed_token_ids, banned_ids=banned)
         self._early = self._late
         if self._min_tokens:
