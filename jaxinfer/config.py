@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 DTYPES = ("float32", "bfloat16", "float16")
 ATTENTION_TILE_TOKENS = 128
@@ -77,26 +78,28 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The paged KV cache. `num_pages` counts the null page 0; 0 means that the planner chooses.
+    """The paged KV cache. `num_pages` counts the null page 0; None means that the planner chooses.
 
     `gpu_memory_utilization` is the share that parameters and cache may fill of the memory that XLA manages on an
     accelerator.
     """
 
     page_size: int = 16
-    num_pages: int = 0
+    num_pages: int | None = None
     kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float | int = 0.9
 
     def __post_init__(self) -> None:
-        if self.page_size < 1 or ATTENTION_TILE_TOKENS % self.page_size:
-            raise ValueError(f"page_size={self.page_size} must divide {ATTENTION_TILE_TOKENS}")
-        if self.num_pages < 0:
-            raise ValueError(f"num_pages={self.num_pages} must be at least 2, or left out")
+        if not _is_whole(self.page_size, 1) or ATTENTION_TILE_TOKENS % self.page_size:
+            raise ValueError(
+                f"page_size={self.page_size!r} must be a whole number that divides {ATTENTION_TILE_TOKENS}"
+            )
+        if self.num_pages is not None and not _is_whole(self.num_pages, 2):
+            raise ValueError(f"num_pages={self.num_pages!r} must be a whole number from 2 up: one is the null page")
         if self.kv_cache_dtype not in ("auto", *DTYPES):
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} must be auto, {', '.join(DTYPES)}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0 and at most 1")
+        if not isinstance(self.gpu_memory_utilization, float | int) or not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
+            if not _is_whole(getattr(self, name), 1):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a whole number from 1 up")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than max_num_seqs={self.max_num_seqs}, "
@@ -133,10 +136,19 @@ class EngineConfig:
     batch_invariant: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed={self.seed!r} must be a whole number from 0 up")
+        check_seed(self.seed)
 
     @property
     def kv_dtype(self) -> str:
         """Of keys and values in the cache."""
         return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
+
+
+def check_seed(seed: Any) -> None:
+    """Raise `ValueError` for what no engine's randomness can start from."""
+    if not _is_whole(seed, 0):
+        raise ValueError(f"seed={seed!r} must be a whole number from 0 up")
+
+
+def _is_whole(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low

@@ -6,12 +6,13 @@ import gc
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
 import jax
 
-from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig
+from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig, check_seed
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
@@ -82,22 +83,12 @@ class LLM:
         verbose: bool = True,
     ):
         _check_values(quantization, tensor_parallel_size, enable_prefix_caching)
-        _check_numbers(
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            page_size=page_size,
-            num_pages=num_pages,
-            seed=seed,
-        )
-        if not isinstance(gpu_memory_utilization, float | int):
-            raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization!r} must be above 0 and at most 1")
-        if num_pages is not None and num_pages < 2:
-            raise ValueError(f"num_pages={num_pages} must be at least 2: one page is the null page")
+        check_seed(seed)
         processors = _check_processors(logits_processors)
         batch_invariant = _check_invariance(batch_invariant)
-        cache = CacheConfig(page_size, num_pages or 0, kv_cache_dtype, gpu_memory_utilization)
-        SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        cache = CacheConfig(page_size, num_pages, kv_cache_dtype, gpu_memory_utilization)
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        scheduler = SchedulerConfig(**limits) if max_model_len is None else SchedulerConfig(max_model_len, **limits)
         self._verbose = verbose and can_show()
         opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
         if verbose:
@@ -112,7 +103,7 @@ class LLM:
         config = EngineConfig(
             model=opened.loaded.config,
             cache=cache,
-            scheduler=SchedulerConfig(length, max_num_seqs, max_num_batched_tokens),
+            scheduler=replace(scheduler, max_model_len=length),
             dtype=opened.dtype,
             seed=seed,
             batch_invariant=batch_invariant,
@@ -431,13 +422,6 @@ def _check_values(quantization: str | None, tensor_parallel_size: int, enable_pr
         raise ValueError(f"tensor_parallel_size={tensor_parallel_size} is not available; it must be 1")
     if not isinstance(enable_prefix_caching, bool):
         raise ValueError(f"enable_prefix_caching={enable_prefix_caching!r} must be True or False")
-
-
-def _check_numbers(**values: Any) -> None:
-    for name, value in values.items():
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole and not (value is None and name in ("max_model_len", "num_pages")):
-            raise ValueError(f"{name}={value!r} must be a whole number")
 
 
 def _check_processors(processors: Any) -> list[LogitsProcessor]:
