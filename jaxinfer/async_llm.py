@@ -86,7 +86,7 @@ class AsyncLLM:
         """End a request; returns when what it held is free. One that is not running is no error."""
         await asyncio.wrap_future(self._driver.call(partial(self._driver.abort, request_id)))
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float | int]:
         """Counts of the engine, as in `LLM.stats`."""
         self._driver.check()
         return self._llm.stats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,7 @@ class CacheConfig:
     num_pages: int | None = None
     kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float | int = 0.9
+    enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         if not _is_whole(self.page_size, 1) or ATTENTION_TILE_TOKENS % self.page_size:
@@ -100,15 +102,18 @@ class CacheConfig:
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} must be auto, {', '.join(DTYPES)}")
         if not isinstance(self.gpu_memory_utilization, float | int) or not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(f"enable_prefix_caching={self.enable_prefix_caching!r} must be True or False")
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of one step and of one request, in tokens and rows."""
+    """Limits of one step and of one request, in tokens and rows; shares of the tenants, 1 where none is given."""
 
     max_model_len: int = 2048
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
+    tenant_weights: Mapping[str, float | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -119,6 +124,12 @@ class SchedulerConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than max_num_seqs={self.max_num_seqs}, "
                 "and each running sequence takes a token of a step: raise the one or lower the other"
             )
+        if not isinstance(self.tenant_weights, Mapping):
+            raise ValueError(f"tenant_weights={self.tenant_weights!r:.60} must map tenants to numbers")
+        for tenant, weight in self.tenant_weights.items():
+            real = isinstance(weight, float | int) and not isinstance(weight, bool)
+            if not isinstance(tenant, str) or not real or not 0.001 <= weight <= 1000:
+                raise ValueError(f"tenant_weights[{tenant!r:.60}]={weight!r} must be a number from 0.001 up to 1000")
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,7 @@ class EngineConfig:
     """Everything an engine is built from.
 
     `batch_invariant`: a request's tokens and log-probabilities do not depend on the requests beside it, bit for bit.
+    `overlap`: a step is dispatched before the host has read the one before.
     """
 
     model: ModelConfig
@@ -134,9 +146,12 @@ class EngineConfig:
     dtype: str = "float32"
     seed: int = 0
     batch_invariant: bool = True
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        if not isinstance(self.overlap, bool):
+            raise ValueError(f"overlap={self.overlap!r} must be True or False")
 
     @property
     def kv_dtype(self) -> str:

@@ -43,13 +43,15 @@ class LLM:
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of one step, prefill chunks and decodes together; at least max_num_seqs.
         gpu_memory_utilization: share of an accelerator's memory for parameters and cache; see `num_pages` for CPUs.
-        enable_prefix_caching: requests do not share pages yet, so neither value changes anything.
+        enable_prefix_caching: requests that begin alike share the pages of what is alike, at once and later.
         kv_cache_dtype: of keys and values in the cache; "auto" is `dtype`.
         tensor_parallel_size: 1, the only value yet.
         page_size: tokens a page of the cache holds; it changes no result.
         num_pages: pages of the cache; as many as max_num_seqs full sequences need when None, on CPUs up to 4 GB.
         batch_invariant: a request's tokens and log-probabilities do not depend, bit for bit, on the requests beside it.
             None is True on CPUs, False elsewhere, where True is not available yet. False decodes one stream faster.
+        overlap: start a step before the last one's tokens have been read; it changes no result.
+        tenant_weights: shares of the tenants that requests name, 1 where none is given.
         logits_processors: device functions that requests may switch on by name.
         seed: from which requests without a seed derive theirs.
         verbose: say on stderr what is loaded, and show progress bars in a terminal or notebook.
@@ -78,17 +80,23 @@ class LLM:
         page_size: int = 16,
         num_pages: int | None = None,
         batch_invariant: bool | None = None,
+        overlap: bool = True,
+        tenant_weights: Mapping[str, float | int] | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
         seed: int = 0,
         verbose: bool = True,
     ):
-        _check_values(quantization, tensor_parallel_size, enable_prefix_caching)
+        _check_values(quantization, tensor_parallel_size)
         check_seed(seed)
         processors = _check_processors(logits_processors)
         batch_invariant = _check_invariance(batch_invariant)
-        cache = CacheConfig(page_size, num_pages, kv_cache_dtype, gpu_memory_utilization)
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        scheduler = SchedulerConfig(**limits) if max_model_len is None else SchedulerConfig(max_model_len, **limits)
+        cache = CacheConfig(page_size, num_pages, kv_cache_dtype, gpu_memory_utilization, enable_prefix_caching)
+        scheduler = SchedulerConfig(
+            **({} if max_model_len is None else {"max_model_len": max_model_len}),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            tenant_weights={} if tenant_weights is None else tenant_weights,
+        )
         self._verbose = verbose and can_show()
         opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
         if verbose:
@@ -107,6 +115,7 @@ class LLM:
             dtype=opened.dtype,
             seed=seed,
             batch_invariant=batch_invariant,
+            overlap=overlap,
         )
         self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, processors)
         self._ids = itertools.count()
@@ -147,9 +156,7 @@ class LLM:
             ValueError: a parameter is missing, unknown or of another shape.
             RuntimeError: requests are running.
         """
-        if self.engine.has_work:
-            raise RuntimeError("update_params: requests are running, and would go on with keys of the old parameters")
-        self.engine.runner.update_params(params)
+        self.engine.update_params(params)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, as `LLM.tokenizer` has it."""
@@ -267,8 +274,8 @@ class LLM:
         finally:  # once more, for an interrupt on the way into the section above
             self._drop([request_id])
 
-    def stats(self) -> dict[str, int]:
-        """Counts of the engine: running, queued, pages used and in all, compiled programs."""
+    def stats(self) -> dict[str, float | int]:
+        """Counts of the engine, as in `Engine.stats`: running, queued, pages, the prefix cache, compiled programs."""
         return self.engine.stats()
 
     def close(self) -> None:
@@ -415,13 +422,11 @@ def _content(prompt: Any) -> str | list[int]:
     raise ValueError(f"a prompt is a text or a mapping with 'prompt' or 'prompt_token_ids', not {prompt!r:.60}")
 
 
-def _check_values(quantization: str | None, tensor_parallel_size: int, enable_prefix_caching: bool) -> None:
+def _check_values(quantization: str | None, tensor_parallel_size: int) -> None:
     if quantization not in (None, "none"):
         raise ValueError(f"quantization={quantization!r} is not available; leave it out: parameters are used in dtype")
     if tensor_parallel_size != 1:
         raise ValueError(f"tensor_parallel_size={tensor_parallel_size} is not available; it must be 1")
-    if not isinstance(enable_prefix_caching, bool):
-        raise ValueError(f"enable_prefix_caching={enable_prefix_caching!r} must be True or False")
 
 
 def _check_processors(processors: Any) -> list[LogitsProcessor]:

@@ -247,7 +247,7 @@ class RequestOutput:
     """A request's prompt and its choices. `metrics` holds `ttft_s` and `e2e_s`, both from arrival.
 
     `prompt_logprobs` has an entry for each token of the prompt, None for the first, which nothing precedes.
-    `prompt_hidden_states` is [num_prompt_tokens, D].
+    `prompt_hidden_states` is [num_prompt_tokens, D]. `num_cached_tokens` of the prompt were found in the prefix cache.
     """
 
     request_id: str
@@ -258,6 +258,7 @@ class RequestOutput:
     metrics: dict[str, float] = field(default_factory=dict)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_hidden_states: Any = field(default=None, repr=False)
+    num_cached_tokens: int = 0
 
     def __repr__(self) -> str:
         choices = ", ".join(
@@ -268,25 +269,105 @@ class RequestOutput:
         return f"RequestOutput({self.request_id!r}, {len(self.prompt_token_ids)} prompt tokens, [{choices}{more}])"
 
 
+@dataclass(frozen=True)
+class RequestOptions:
+    """How a request is served, beside what it asks for.
+
+    priority: lower goes first; a request preempts those of a higher number where rows or pages are short.
+    tenant: who shares the engine fairly with other tenants (`LLM(tenant_weights=…)`).
+    cache_salt: only requests of the same salt share cached prefixes.
+    timeout_s: seconds from arrival after which the request ends with what it has, finish_reason "timeout".
+
+    Raises:
+        ValueError: a field out of its range.
+    """
+
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    timeout_s: float | int | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.priority) or not -(2**31) <= self.priority < 2**31:
+            raise ValueError(f"priority={self.priority!r:.60} must be a whole number of 32 bits")
+        for name in ("tenant", "cache_salt"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}={getattr(self, name)!r:.60} must be a string")
+        timeout_s: Any = self.timeout_s
+        if timeout_s is not None and (not _is_real(timeout_s) or not 0 < timeout_s <= 10**9):
+            raise ValueError(f"timeout_s={timeout_s!r:.60} must be a number of seconds above 0, or None")
+
+
+DEFAULT_OPTIONS = RequestOptions()
+
+
 @dataclass(eq=False)
 class SequenceState:
-    """One choice while it runs: its tokens, how many of them are in the cache, and the pages and lane it holds."""
+    """One choice while it runs: its tokens, how many of them are in the cache, the pages and the lane it holds.
+
+    `num_pending` tokens at its end have been sampled on the device and not been read by the host.
+    """
 
     request_id: str
     index: int
     prompt_ids: list[int]
     params: SamplingParams
     max_total_tokens: int
+    arrival: int = 0
+    options: RequestOptions = DEFAULT_OPTIONS
+    reads_prompt: bool = False  # all of the prompt is computed, since something is wanted of every position
     output_ids: list[int] = field(default_factory=list)
+    num_pending: int = 0
     num_computed: int = 0
-    pages: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0  # found in the prefix cache, before any preemption
+    num_preemptions: int = 0
+    num_passed: int = 0  # requests that came later and were admitted first
+    num_charged: int = 0  # leading tokens that the tenant's counter has been charged for
     lane: int = -1
+    pages: list[int] = field(default_factory=list)  # 0 where a page behind the window was given back
+    nodes: list[Any] = field(default_factory=list)  # of the prefix tree, for the leading pages
+    num_dropped: int = 0  # leading pages that were given back
+    copy_from: tuple[Any, int, int] | None = None  # a node, how many of its tokens are to be copied, into which page
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Place in order of arrival."""
+        return self.arrival, self.index
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Who gives way: of two sequences that need one page, the one of higher rank."""
+        return self.options.priority, self.arrival, self.index
+
+    @property
+    def priority(self) -> int:
+        return self.options.priority
+
+    @property
+    def tenant(self) -> str:
+        return self.options.tenant
+
+    @property
+    def num_known(self) -> int:
+        """Tokens that the host has."""
+        return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_ids) + len(self.output_ids)
+        return len(self.prompt_ids) + len(self.output_ids) + self.num_pending
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens to compute before the next one can be sampled; 0 where none is to be sampled any more."""
+        last = self.max_total_tokens - (self.params.max_tokens != 0)  # the last one sampled is never computed
+        return min(self.num_tokens, last) - self.num_computed
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether the next token cannot be sampled before the host has read the last: what is allowed depends on it."""
+        return bool(self.params.bad_words)
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Tokens start … end - 1 of prompt and output together, touching no others."""
+        """Known tokens start … end - 1 of prompt and output together, touching no others."""
         split = len(self.prompt_ids)
         return self.prompt_ids[start:end] + self.output_ids[max(0, start - split) : max(0, end - split)]

@@ -12,7 +12,7 @@ import weakref
 import jax
 import pytest
 
-from jaxinfer import LLM, AsyncLLM, EngineDeadError, EngineError, RequestOutput, SamplingParams
+from jaxinfer import LLM, AsyncLLM, EngineDeadError, EngineError, RequestError, RequestOutput, SamplingParams
 from jaxinfer.engine.interrupts import DeferredInterrupts
 
 SETTINGS = {
@@ -112,7 +112,7 @@ def test_an_error_in_the_body_gives_the_memory_back_although_its_traceback_lives
 
     with pytest.raises(MemoryError) as kept, make() as llm:
         watched = watch(llm)
-        monkeypatch.setattr(llm.engine.runner, "run", fail)
+        monkeypatch.setattr(llm.engine, "_report", fail)
         texts(llm)
     assert watched[0]() is not None, "the traceback no longer holds the engine; this test shows nothing"
     assert [ref() for ref in watched[1:]] == [None] * 3
@@ -307,34 +307,112 @@ def consume_and_fail(pytree):
     return fail
 
 
-@pytest.mark.parametrize("where", ["runner", "sampler", "lane", "read", "take"])
-def test_a_step_that_fails_part_way_is_made_good(llm, monkeypatch, where):
-    expected, engine = texts(llm, PENALIZED), llm.engine
-    stream = llm.stream("hello", GREEDY)
-    next(stream)
-    lost_cache = consume_and_fail(lambda: engine.runner.cache)
-    lost_state = consume_and_fail(lambda: engine.sampler.state)
+def break_step(monkeypatch, llm, where, fails):
+    """Let what a step calls lose what was donated to it and raise, where `fails(sequence or None)` says so."""
+    engine = llm.engine
+
+    def breaking(function, lose, sequence_of=lambda *_: None):
+        def call(*arguments):
+            if fails(sequence_of(*arguments)):
+                lose()
+            return function(*arguments)
+
+        return call
+
+    lose_cache = consume_and_fail(lambda: engine.runner.cache)
+    lose_state = consume_and_fail(lambda: engine.sampler.state)
     if where == "runner":
-        monkeypatch.setattr(engine.runner, "program", lambda bucket: lost_cache)
+        monkeypatch.setattr(engine.runner, "run", breaking(engine.runner.run, lose_cache))
     elif where == "sampler":
-        monkeypatch.setattr(engine.sampler, "compile", lambda num_rows: lost_state)
+        monkeypatch.setattr(engine.sampler, "run", breaking(engine.sampler.run, lose_state))
     elif where == "lane":
-        monkeypatch.setattr("jaxinfer.engine.sampler.set_lane", lost_state)
+        monkeypatch.setattr(engine.sampler, "enter", breaking(engine.sampler.enter, lose_state, lambda each: each))
+    elif where == "mask":
+        row = breaking(engine._sampling_row, lose_cache, lambda each: each)
+        monkeypatch.setattr(engine, "_sampling_row", row)
     else:
-        monkeypatch.setattr(engine, "_take" if where == "take" else "_sampling_row", lost_cache)
-    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
-        texts(llm, PENALIZED)
-    monkeypatch.undo()
-    with pytest.raises(EngineError, match="dropped when the step of another call failed"):
-        list(stream)
+        monkeypatch.setattr(engine, "_read", breaking(engine._read, lose_cache))
+
+
+@pytest.mark.parametrize("where", ["runner", "sampler", "lane", "mask", "read"])
+def test_a_step_that_fails_once_is_repeated_and_changes_nothing(llm, monkeypatch, where):
+    expected, whole = texts(llm, PENALIZED), "".join(llm.stream("hello", GREEDY))
+    stream = llm.stream("hello", GREEDY)
+    text = next(stream)
+    calls = iter([False, True])
+    break_step(monkeypatch, llm, where, lambda _: next(calls, False))
+    assert texts(llm, PENALIZED) == expected
+    assert next(calls, None) is None, "nothing failed"
+    assert text + "".join(stream) == whole
     check_idle(llm)
     assert texts(llm, PENALIZED) == expected
+
+
+@pytest.mark.parametrize("where", ["lane", "mask", "take"])
+def test_the_request_with_which_a_step_fails_is_found_and_the_others_go_on(llm, monkeypatch, where):
+    prompts = ["hello", "a longer prompt", "x", "another", "hello there"]
+    before = llm.generate(prompts, PENALIZED)
+    bad = llm.tokenizer.encode("x")
+    if where == "take":
+        take = llm.engine._take
+
+        def fail(row, sequence, arrays):
+            if sequence.prompt_ids == bad:
+                raise ValueError("no such text")
+            take(row, sequence, arrays)
+
+        monkeypatch.setattr(llm.engine, "_take", fail)
+    else:
+        break_step(monkeypatch, llm, where, lambda sequence: sequence.prompt_ids == bad)
+    after = llm.generate(prompts, PENALIZED)
+    check_idle(llm)
+    for index, (one, other) in enumerate(zip(before, after, strict=True)):
+        if index == 2:
+            reason = str(other.outputs[0].stop_reason)
+            assert other.outputs[0].finish_reason == "error" and ("no such text" in reason or "RESOURCE" in reason)
+        else:
+            assert other.outputs == one.outputs
+    assert llm.engine.scheduler.row_limit < SETTINGS["max_num_seqs"] or where == "take"
+
+
+@pytest.mark.parametrize("where", ["runner", "sampler", "lane", "mask", "read"])
+def test_where_every_step_fails_each_request_ends_with_the_error(llm, monkeypatch, where):
+    expected = texts(llm, PENALIZED)
+    stream = llm.stream("hello", PENALIZED)
+    break_step(monkeypatch, llm, where, lambda _: True)
+    outputs = llm.generate(["hello", "x"], PENALIZED)
+    assert all("RESOURCE_EXHAUSTED" in output.outputs[0].stop_reason for output in outputs)
+    with pytest.raises(RequestError, match="RESOURCE_EXHAUSTED"):
+        next(stream)
+    monkeypatch.undo()
+    check_idle(llm)
+    assert texts(llm, PENALIZED) == expected
+
+
+def test_out_of_memory_fewer_run_together_until_it_fits(llm, monkeypatch):
+    """A device that holds three rows, whatever the engine was planned for."""
+    prompts, params = [f"prompt {index}" for index in range(8)], SamplingParams(max_tokens=30, ignore_eos=True, seed=3)
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    llm.engine.scheduler.limit_rows(8)
+    run, most = llm.engine.runner.run, []
+
+    def limited(rows, last_token):
+        if len(rows) > 3:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        most.append(len(rows))
+        return run(rows, last_token)
+
+    monkeypatch.setattr(llm.engine.runner, "run", limited)
+    outputs = llm.generate(prompts, params)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert max(most) == 2 or max(most) == 3
+    check_idle(llm)
 
 
 def test_one_that_cannot_be_made_good_is_dead(make, monkeypatch):
     llm = make()
     lose_cache, fail = consume_and_fail(lambda: llm.engine.runner.cache), consume_and_fail(lambda: ())
-    monkeypatch.setattr(llm.engine.runner, "program", lambda bucket: lose_cache)
+    monkeypatch.setattr(llm.engine.runner, "run", lose_cache)
     monkeypatch.setattr(llm.engine.runner, "_make_cache", fail)
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         texts(llm)

@@ -30,10 +30,11 @@ def measure_context(
     length.
     """
     longest = max(contexts)
-    allocator = engine.scheduler.allocator
-    pages = allocator.allocate(engine.scheduler.pages_needed(longest))
-    if pages is None:
+    manager = engine.scheduler.pages
+    allocator, needed = manager.allocator, -(-longest // manager.page_size)
+    if needed > allocator.num_free:
         raise ValueError(f"contexts: {longest} tokens do not fit the cache of {allocator.num_pages - 1} pages")
+    pages = [allocator.allocate() for _ in range(needed)]
     try:
         tokens = random_prompts(1, longest, engine.config.model.vocab_size)[0]
         prefill_s = _fill(engine, tokens, pages, clock)
@@ -74,7 +75,7 @@ def _decode(
     for _ in range(repeats):
         means = []
         for context, samples in zip(contexts, times, strict=True):
-            row = Row([tokens[context - 1]], context, pages[: engine.scheduler.pages_needed(context)])
+            row = Row([tokens[context - 1]], context, pages[: -(-context // engine.scheduler.pages.page_size)])
             _run(engine, row)  # the other contexts' keys leave the processor's caches
             for _ in range(steps):
                 start = clock()

@@ -21,13 +21,11 @@ class PageAllocator:
     def num_used(self) -> int:
         return len(self._used)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` pages, or None, and nothing taken, where fewer are free."""
-        if count > len(self._free):
-            return None
-        pages = [self._free.pop() for _ in range(count)]
-        self._used.update(pages)
-        return pages
+    def allocate(self) -> int:
+        """A free page. Raises `IndexError` where there is none."""
+        page = self._free.pop()
+        self._used.add(page)
+        return page
 
     def free(self, pages: list[int]) -> None:
         """Give pages back. Raises `ValueError` for a page that is not in use."""

@@ -67,3 +67,12 @@ def write(
         return pool.at[layer, page, :, offset, :].set(values.astype(pool.dtype))
 
     return PagedKVCache(put(cache.k, k), put(cache.v, v))
+
+
+def copy_pages(cache: PagedKVCache, source: Int[Array, " C"], target: Int[Array, " C"]) -> PagedKVCache:
+    """Copy C pages, all layers of each; every source is read before any target is written."""
+
+    def put(pool):
+        return pool.at[:, target].set(pool[:, source])
+
+    return PagedKVCache(put(cache.k), put(cache.v))

@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
-from jaxtyping import Array
 
 from jaxinfer.cache.page_allocator import PageAllocator
+from jaxinfer.cache.page_manager import PageManager
 from jaxinfer.cache.paged_kv import page_bytes
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.buckets import plan_buckets
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.inputs import Row
 from jaxinfer.engine.interrupts import DeferredInterrupts
+from jaxinfer.engine.live import LiveRequest
 from jaxinfer.engine.load import LoadedModel
 from jaxinfer.engine.memory import plan_pages
 from jaxinfer.engine.outputs import OutputState
 from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
 from jaxinfer.engine.runner import ModelRunner
 from jaxinfer.engine.sampler import Sampler, SamplingRow
-from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, SequenceState, plain_ids
+from jaxinfer.request import (
+    DEFAULT_OPTIONS,
+    Logprob,
+    RequestOptions,
+    RequestOutput,
+    SamplingParams,
+    SequenceState,
+    plain_ids,
+)
 from jaxinfer.sampling.processors import LogitsProcessor
-from jaxinfer.scheduler.scheduler import ScheduledRow, Scheduler
+from jaxinfer.sampling.sample import SampleOutput
+from jaxinfer.scheduler.scheduler import Schedule, ScheduledRow, Scheduler
 from jaxinfer.tokenizer import Tokenizer
 from jaxinfer.tokenizer.token_index import TokenIndex
 
+logger = logging.getLogger("jaxinfer")
 
-@dataclass
-class _Live:
-    """A request that has not finished."""
 
-    output: RequestOutput
-    params: SamplingParams
-    states: list[OutputState]
-    prompt: PromptOutput | None
-    key: np.ndarray
-    arrival_s: float
-    deltas: list[str] = field(default_factory=list)
+@dataclass(frozen=True)
+class _Step:
+    """A step that was dispatched: its rows, and its outputs on the device."""
+
+    rows: list[ScheduledRow]
+    hidden: Any
+    logits: Any
+    sampled: SampleOutput | None
 
 
 class Engine:
@@ -69,10 +80,22 @@ class Engine:
             page_size=cache.page_size,
             table_width=table_width,
             kv_dtype=config.kv_dtype,
+            num_lanes=limits.max_num_seqs,
         )
         self.sampler = Sampler(shape.vocab_size, limits.max_num_seqs, seed=config.seed, processors=logits_processors)
-        self.scheduler = Scheduler(limits, PageAllocator(num_pages), cache.page_size)
-        self._live: dict[str, _Live] = {}
+        window = max(shape.windows) if all(shape.windows) else 0
+        pages = PageManager(
+            PageAllocator(num_pages),
+            cache.page_size,
+            share=cache.enable_prefix_caching,
+            window=window,
+            max_chunk=limits.max_num_batched_tokens,
+        )
+        self.scheduler = Scheduler(limits, pages)
+        self._in_flight: _Step | None = None
+        self._suspects: list[SequenceState] = []  # of a step that failed; each runs alone next
+        self._repeated = False
+        self._live: dict[str, LiveRequest] = {}
         self._state_of: dict[SequenceState, OutputState] = {}
         self._num_arrived = 0
         self._num_computed_tokens = 0
@@ -91,7 +114,7 @@ class Engine:
         row_counts = sorted({bucket.num_rows for bucket in buckets}, reverse=True)
         jobs: list[Callable[[], object]] = [partial(self.runner.program, bucket) for bucket in buckets]
         jobs[1:1] = [partial(self.sampler.compile, count) for count in row_counts]
-        jobs += [self.runner.score_program, self.sampler.warm_lane_update]
+        jobs += [self.runner.score_program, self.runner.copy_program, self.sampler.warm_lane_update]
         for done, job in enumerate(jobs):
             progress(done, len(jobs))
             job()
@@ -108,6 +131,7 @@ class Engine:
         params: SamplingParams,
         prompt: str | None = None,
         first_scored: int = 1,
+        options: RequestOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Queue a request. `first_scored` is the first prompt position that `prompt_logprobs` covers.
 
@@ -129,19 +153,30 @@ class Engine:
             plain_ids(name, list(getattr(params, name) or ()), vocab)
         self.sampler.check(params)
         total = limit if params.max_tokens is None else min(limit, len(prompt_ids) + params.max_tokens)
-        choices = range(params.num_choices)
-        sequences = [SequenceState(request_id, index, list(prompt_ids), params, total) for index in choices]
+        self.scheduler.check_fits(total)
+        reads_prompt = params.prompt_logprobs is not None or params.return_hidden_states
+        sequences = [
+            SequenceState(
+                request_id,
+                index,
+                list(prompt_ids),
+                params,
+                total,
+                arrival=self._num_arrived,
+                options=options,
+                reads_prompt=reads_prompt and index == 0,
+            )
+            for index in range(params.num_choices)
+        ]
         states = [OutputState(each, self.tokenizer, vocab, lambda: self._token_index) for each in sequences]
         # Which of best_of choices are shown is known at the end.
         shown = [state.output for state in states] if params.num_choices == params.n else []
         output = RequestOutput(request_id, prompt, list(prompt_ids), shown, False)
-        of_prompt = None
-        if params.prompt_logprobs is not None or params.return_hidden_states:
-            of_prompt = PromptOutput(output, params, self.tokenizer, first_scored)
+        of_prompt = PromptOutput(output, params, self.tokenizer, first_scored) if reads_prompt else None
         key = self.sampler.key_of(params.seed, self._num_arrived)
         deltas = [""] * params.num_choices
-        live = _Live(output, params, states, of_prompt, key, time.monotonic(), deltas)
-        for sequence in sequences:  # all or none: the first is refused if any is
+        live = LiveRequest(output, params, options, states, of_prompt, key, time.monotonic(), deltas)
+        for sequence in sequences:
             self.scheduler.add(sequence)
         self._state_of.update(zip(sequences, states, strict=True))
         self._live[request_id] = live
@@ -151,8 +186,7 @@ class Engine:
         """Drop a request and free what it holds; one that is not running is no error."""
         live = self._live.pop(request_id, None)
         for state in live.states if live else ():
-            self.scheduler.finish(state.sequence)
-            self._state_of.pop(state.sequence, None)  # a choice that ended has left already
+            self._leave(state.sequence)
 
     @property
     def has_work(self) -> bool:
@@ -161,10 +195,12 @@ class Engine:
     def step(self) -> list[tuple[RequestOutput, list[str]]]:
         """One step. Returns the requests that moved on, each with the new text of its choices.
 
-        A request with best_of > n appears once, when it has finished and its choices are known.
+        With `overlap`, the step that is dispatched is one ahead of the step whose tokens are read, so the first call
+        returns nothing. A request with best_of > n appears once, when it has finished and its choices are known.
 
-        An interrupt waits until the step is complete. Any other exception drops every request, since a step runs them
-        together, and leaves an engine without requests that can be used on.
+        A step that fails is taken back and its requests run one by one, which costs time and changes no token: the one
+        with which it fails again ends with finish_reason "error", the others go on. Out of memory, fewer run together
+        afterwards. An interrupt waits until the step is complete.
 
         Raises:
             EngineDeadError: an earlier step failed, and what it had lost could not be made anew.
@@ -182,70 +218,123 @@ class Engine:
         try:
             for request_id in list(self._live):
                 self.abort(request_id)
+            self._take_back()
             self.scheduler.check_integrity()
-            self.runner.restore_cache()
-            self.sampler.restore_state()
         except BaseException as error:
             self._failure = f"a step failed and the engine could not be reset ({error!r})"
+
+    def _take_back(self) -> None:
+        """After a failed step: nothing is in flight, nothing is in the cache, and every request waits."""
+        self._in_flight = None
+        self._suspects = []
+        for sequence in self._state_of:
+            sequence.num_pending = 0
+        while self.scheduler.preempt_last():
+            pass
+        self.scheduler.pages.forget()
+        self.runner.restore_cache()
+        self.sampler.restore_state()
 
     def close(self) -> None:
         """Drop what lives on the device, even while a traceback still holds the engine."""
         self._failure = "this engine is closed"
+        self._in_flight = None
         self.runner.close()
         self.sampler.close()
 
     def _step(self) -> list[tuple[RequestOutput, list[str]]]:
-        before = set(self.scheduler.running)
-        rows = self.scheduler.schedule()
-        if not rows:
-            return []
-        for sequence in self.scheduler.running:
-            if sequence not in before:
-                self.sampler.enter(sequence)
-        hidden, logits = self.runner.run([self._row(row.sequence, row.num_tokens) for row in rows])
-        self._keep(rows, hidden, logits)
-        self.scheduler.commit(rows)
-        self._num_computed_tokens += sum(row.num_tokens for row in rows)
-        ready = [(index, row.sequence) for index, row in enumerate(rows) if row.samples]
-        drawing = [(index, sequence) for index, sequence in ready if sequence.params.max_tokens != 0]
-        if drawing:
-            sampling: list[SamplingRow | None] = [None] * len(rows)
-            for index, sequence in drawing:
-                sampling[index] = self._sampling_row(sequence)
-            sampled = self.sampler.run(logits, sampling)
-            arrays = {name: np.asarray(getattr(sampled, name)) for name in _READ}
-            for index, sequence in drawing:
-                self._take(index, sequence, arrays)
-        reports = [self._report(live) for live in self._settle([sequence for _, sequence in ready])]
-        return [(output, deltas) for output, deltas in reports if output.outputs]
+        moved = self._expire()
+        alone = self._suspects[0] if self._suspects else None
+        try:
+            sequences = self._advance(alone)
+        except Exception as error:
+            moved += self._recover(error, alone)
+        else:
+            moved += self._settle(sequences)
+            self._repeated = self._repeated and alone is not None
+            self._suspects = [each for each in self._suspects if each is not alone or alone not in sequences]
+        return self._report(moved)
 
-    def _row(self, sequence: SequenceState, num_tokens: int) -> Row:
-        start = sequence.num_computed
-        return Row(sequence.tokens(start, start + num_tokens), start + num_tokens, sequence.pages)
+    def _advance(self, alone: SequenceState | None) -> list[SequenceState]:
+        """Dispatch a step and read one; returns the sequences that have a new token, or have ended."""
+        plan = self.scheduler.schedule() if alone is None else self.scheduler.schedule_alone(alone)
+        before, self._in_flight = self._in_flight, None
+        if not plan.rows and not plan.copies and before is None and self._live:
+            raise RuntimeError("no request can run, and none is running; this is an error in the scheduler")
+        self._in_flight = self._dispatch(plan)
+        sequences = self._read(before) if before is not None else []
+        if self._in_flight is not None and (alone is not None or not self.config.overlap):
+            last, self._in_flight = self._in_flight, None
+            sequences += self._read(last)
+        return sequences
+
+    def _dispatch(self, plan: Schedule) -> _Step | None:
+        """Start a step on the device. From here on the host may go on with the next."""
+        for sequence in plan.admitted:
+            if sequence.lane >= 0:
+                self.sampler.enter(sequence)
+        self.runner.copy(plan.copies)
+        if not plan.rows:
+            return None
+        hidden, logits = self.runner.run([_row(row) for row in plan.rows], self.sampler.state.last_token)
+        self._num_computed_tokens += sum(row.num_tokens for row in plan.rows)
+        drawing: dict[int, SequenceState] = {index: row.sequence for index, row in enumerate(plan.rows) if row.draws}
+        sampled = None
+        if drawing:
+            sampling = [self._sampling_row(drawing[i]) if i in drawing else None for i in range(len(plan.rows))]
+            sampled = self.sampler.run(logits, sampling)
+            for name in _READ:
+                getattr(sampled, name).copy_to_host_async()
+        return _Step(plan.rows, hidden, logits, sampled)
 
     def _sampling_row(self, sequence: SequenceState) -> SamplingRow:
         return sequence, self._live[sequence.request_id].key, self._state_of[sequence].mask()
 
-    def _keep(self, rows: Sequence[ScheduledRow], hidden: Array, logits: Array) -> None:
-        """Read from the device what some rows want of it: states of the prompt, states and logits of a draw."""
-        end = 0
-        for index, row in enumerate(rows):
-            sequence, start, end = row.sequence, end, end + row.num_tokens
-            live, params = self._live[sequence.request_id], sequence.params
-            if live.prompt is not None and sequence.index == 0 and sequence.num_computed < len(sequence.prompt_ids):
-                live.prompt.take(sequence.num_computed, np.asarray(hidden)[start:end], self.runner)
-            if row.samples and params.max_tokens != 0:
-                self._state_of[sequence].keep(
-                    np.asarray(hidden)[end - 1] if params.return_hidden_states else None,
-                    np.asarray(logits)[index] if params.return_logits else None,
-                )
+    def _read(self, step: _Step) -> list[SequenceState]:
+        """Take the tokens of a step, of the sequences that have not left since it was dispatched."""
+        rows = [(index, row) for index, row in enumerate(step.rows) if row.sequence in self._state_of]
+        hidden = logits = None
+        if any(row.sequence.reads_prompt or row.sequence.params.return_hidden_states for _, row in rows):
+            hidden = np.asarray(step.hidden)
+        if any(row.sequence.params.return_logits for _, row in rows):
+            logits = np.asarray(step.logits)
+        arrays = {name: np.asarray(getattr(step.sampled, name)) for name in _READ if step.sampled is not None and rows}
+        starts = np.cumsum([0] + [row.num_tokens for row in step.rows])
+        moved = []
+        for index, row in rows:
+            sequence, state = row.sequence, self._state_of[row.sequence]
+            if row.draws:
+                sequence.num_pending -= 1
+            try:
+                own = None if hidden is None else hidden[starts[index] : starts[index + 1]]
+                self._keep(row, own, None if logits is None else logits[index])
+                if row.draws:
+                    self._take(index, sequence, arrays)
+            except Exception as error:  # the device is sound; this request's own data or options are not
+                logger.exception("request %s failed", sequence.request_id)
+                state.end("error", f"reading its token failed: {error!r}", flush=False)
+            if row.samples or state.output.finish_reason:
+                moved.append(sequence)
+        return moved
+
+    def _keep(self, row: ScheduledRow, hidden: np.ndarray | None, logits: np.ndarray | None) -> None:
+        """What a row wants beside its token: states of the prompt, states and logits of the draw."""
+        sequence, params = row.sequence, row.sequence.params
+        prompt = self._live[sequence.request_id].prompt
+        if prompt is not None and sequence.reads_prompt and hidden is not None:
+            prompt.take(row.start, hidden, self.runner)
+            sequence.reads_prompt = not prompt.complete
+        if row.draws:
+            self._state_of[sequence].keep(
+                hidden[-1] if hidden is not None and params.return_hidden_states else None,
+                logits if params.return_logits else None,
+            )
 
     def _take(self, row: int, sequence: SequenceState, arrays: dict[str, np.ndarray]) -> None:
         live, state = self._live[sequence.request_id], self._state_of[sequence]
         if arrays["mask_empty"][row] or arrays["bad_logits"][row]:
-            state.output.finish_reason = "error"
             empty = arrays["mask_empty"][row]
-            state.output.stop_reason = "no token is allowed" if empty else "the model's logits are not finite"
+            state.end("error", "no token is allowed" if empty else "the model's logits are not finite", flush=False)
             return
         token, logprob, rank = (arrays[name][row].item() for name in ("tokens", "logprob", "rank"))
         entry: dict[int, Logprob] | None = None
@@ -254,50 +343,102 @@ class Engine:
             entry = logprob_entry(self.tokenizer, token, logprob, rank, top_ids, arrays["top_logprobs"][row])
         live.deltas[sequence.index] += state.add(token, logprob, entry)
 
-    def _settle(self, sequences: list[SequenceState]) -> list[_Live]:
-        """Let go of the sequences that ended; returns the requests that moved on, each once."""
-        moved: dict[str, _Live] = {}
+    def _settle(self, sequences: list[SequenceState]) -> list[LiveRequest]:
+        """Let go of the sequences that ended; returns their requests."""
+        moved = []
         for sequence in sequences:
             live, state = self._live[sequence.request_id], self._state_of[sequence]
-            moved[sequence.request_id] = live
+            moved.append(live)
             live.output.metrics.setdefault("ttft_s", time.monotonic() - live.arrival_s)
-            if sequence.params.max_tokens == 0:
-                state.output.finish_reason = "length"
+            if sequence.params.max_tokens == 0 and not state.output.finish_reason:
+                state.end("length")
             if state.output.finish_reason:
-                self.scheduler.finish(sequence)
-                del self._state_of[sequence]
-        return list(moved.values())
+                self._leave(sequence)
+            else:
+                self.scheduler.read(sequence)
+        return moved
 
-    def _report(self, live: _Live) -> tuple[RequestOutput, list[str]]:
-        deltas, live.deltas = live.deltas, [""] * len(live.deltas)
-        if all(state.output.finish_reason for state in live.states):
-            if live.params.num_choices > live.params.n:
-                live.output.outputs = _best([state.output for state in live.states], live.params.n)
-                deltas = [choice.text for choice in live.output.outputs]
-            live.output.finished = True
-            live.output.metrics["e2e_s"] = time.monotonic() - live.arrival_s
-            del self._live[live.output.request_id]
-        return live.output, deltas
+    def _leave(self, sequence: SequenceState) -> None:
+        self.scheduler.finish(sequence)
+        self._state_of.pop(sequence, None)  # a choice that ended has left already
+        self._suspects = [each for each in self._suspects if each is not sequence]
 
-    def stats(self) -> dict[str, int]:
-        """Counts as they stand; pages exclude the null page."""
+    def _expire(self) -> list[LiveRequest]:
+        """End the requests whose time is up."""
+        now = time.monotonic()
+        late = [each for each in self._live.values() if each.deadline_s is not None and each.deadline_s <= now]
+        for live in late:
+            self._end(live, "timeout")
+        return late
+
+    def _end(self, live: LiveRequest, finish_reason: str, stop_reason: str | None = None) -> None:
+        live.end(finish_reason, stop_reason)
+        for state in live.states:
+            self._leave(state.sequence)
+
+    def _recover(self, error: Exception, alone: SequenceState | None) -> list[LiveRequest]:
+        """Go on after a step that failed. The cause, where it is one request, shows when each runs alone."""
+        num_rows, suspects = len(self.scheduler.running), self._suspects or self.scheduler.running.copy()
+        self._take_back()
+        ended = []
+        if alone is None:
+            logger.warning("a step failed and is repeated, one request at a time: %r", error)
+        else:
+            logger.error("request %s failed", alone.request_id, exc_info=error)
+            live = self._live[alone.request_id]
+            self._end(live, "error", f"the step failed: {error!r}")
+            ended.append(live)
+        if alone is None and (self._repeated or "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError)):
+            self.scheduler.limit_rows(num_rows // 2)
+        self._repeated = alone is None
+        self._suspects = sorted((each for each in suspects if each in self._state_of), key=lambda each: each.rank)
+        return ended
+
+    def _report(self, moved: list[LiveRequest]) -> list[tuple[RequestOutput, list[str]]]:
+        """The requests that moved on, each once; those that have finished leave."""
+        reports = [live.report() for live in {live.output.request_id: live for live in moved}.values()]
+        for output, _ in reports:
+            if output.finished:
+                del self._live[output.request_id]
+        return [(output, deltas) for output, deltas in reports if output.outputs]
+
+    def update_params(self, params: Any) -> None:
+        """See `ModelRunner.update_params`; keys and values of the old parameters are forgotten.
+
+        Raises:
+            RuntimeError: requests are running.
+        """
+        if self.has_work:
+            raise RuntimeError("update_params: requests are running, and would go on with keys of the old parameters")
+        self.runner.update_params(params)
+        self.scheduler.pages.forget()
+
+    def stats(self) -> dict[str, float | int]:
+        """Counts as they stand; pages exclude the null page, and those used are held by requests.
+
+        `prefix_cache_hit_rate` is of tokens: those found in the cache over those looked up, prompts and resumed ones.
+        """
+        pages = self.scheduler.pages
+        total = pages.allocator.num_pages - 1
         return {
             "num_running": len(self.scheduler.running),
             "queue_len": len(self.scheduler.waiting),
-            "pages_used": self.scheduler.allocator.num_used,
-            "pages_total": self.scheduler.allocator.num_pages - 1,
+            "pages_used": total - pages.num_available,
+            "pages_cached": pages.tree.num_evictable,
+            "pages_total": total,
             "num_compiles": self.runner.num_compiles + self.sampler.num_compiles,
             "num_computed_tokens": self._num_computed_tokens,
+            "num_cached_tokens": pages.num_cached_tokens,
+            "prefix_cache_hit_rate": pages.num_cached_tokens / max(1, pages.num_looked_up_tokens),
+            "num_preemptions": self.scheduler.num_preemptions,
         }
 
 
-def _best(choices: list[CompletionOutput], num: int) -> list[CompletionOutput]:
-    """The choices with the highest mean log-probability a token, numbered anew; failed ones come last."""
-
-    def rank(choice: CompletionOutput) -> tuple[bool, float]:
-        return choice.finish_reason == "error", -choice.cumulative_logprob / max(1, len(choice.token_ids))
-
-    return [replace(choice, index=index) for index, choice in enumerate(sorted(choices, key=rank)[:num])]
+def _row(row: ScheduledRow) -> Row:
+    """What a row is to the runner; its last token may be one that only the device knows."""
+    sequence, end = row.sequence, row.start + row.num_tokens
+    tokens = sequence.tokens(row.start, min(end, sequence.num_known))
+    return Row(tokens if end <= sequence.num_known else [*tokens, -1 - sequence.lane], end, sequence.pages)
 
 
 _READ = ("tokens", "logprob", "rank", "top_ids", "top_logprobs", "mask_empty", "bad_logits")

@@ -20,8 +20,11 @@ class Row:
     pages: Sequence[int]
 
 
-def build(rows: Sequence[Row], bucket: Bucket, table_width: int) -> StepInputs:
-    """Pad rows to a bucket. The row's last token is the one whose logits are wanted: logit row b belongs to row b."""
+def build(rows: Sequence[Row], bucket: Bucket, table_width: int, num_lanes: int = 0) -> StepInputs:
+    """Pad rows to a bucket. The row's last token is the one whose logits are wanted: logit row b belongs to row b.
+
+    `last_token` is of `num_lanes` lanes and the padding lane, all 0.
+    """
     tokens = np.zeros(bucket.num_tokens, np.int32)
     query_start = np.zeros(bucket.num_rows + 1, np.int32)
     context_lens = np.zeros(bucket.num_rows, np.int32)
@@ -36,4 +39,5 @@ def build(rows: Sequence[Row], bucket: Bucket, table_width: int) -> StepInputs:
         page_table[index, : len(row.pages)] = row.pages
         logit_rows[index] = used - 1
     query_start[len(rows) + 1 :] = used
-    return StepInputs(tokens, query_start, context_lens, page_table, logit_rows)
+    last_token = np.zeros(num_lanes + 1, np.int32)
+    return StepInputs(tokens, query_start, context_lens, page_table, logit_rows, last_token)

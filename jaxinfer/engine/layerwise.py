@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jaxinfer.cache.paged_kv import PagedKVCache
-from jaxinfer.engine.steps import StepInputs, attention_inputs
+from jaxinfer.engine.steps import StepInputs, attention_inputs, known_tokens
 from jaxinfer.models.decoder import Decoder
 
 
@@ -82,7 +82,7 @@ def compile_layerwise(
     def begin(leaves, inputs):
         model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
         attention = attention_inputs(inputs, page_size, tile_queries)
-        return model.embed_tokens(inputs.tokens), (attention, model.rotation(attention.positions))
+        return model.embed_tokens(known_tokens(inputs)), (attention, model.rotation(attention.positions))
 
     def layer(own, x, cache, shared):
         leaves, index, window = own

@@ -40,8 +40,8 @@ class OutputState:
         self._logits: list[np.ndarray] = []
 
     def mask(self) -> np.ndarray | None:
-        """The packed mask of the next token; None when any may come."""
-        return self._mask.words(len(self.sequence.output_ids))
+        """The packed mask of the token that the scheduled step draws; None when any may come."""
+        return self._mask.words(self.sequence.num_tokens - 1 - len(self.sequence.prompt_ids))
 
     def keep(self, hidden: np.ndarray | None, logits: np.ndarray | None) -> None:
         """Remember the state `[D]` and the logits `[V]` that the next token is drawn from, where they are wanted."""
@@ -68,14 +68,21 @@ class OutputState:
             output.stop_reason = token if token in self._stop_ids else None
         elif stop is not None:
             output.finish_reason, output.stop_reason = "stop", stop
-        elif sequence.num_tokens >= sequence.max_total_tokens:
+        elif sequence.num_known >= sequence.max_total_tokens:
             output.finish_reason = "length"
-        if output.finish_reason and stop is None:
-            text += self._finish_text()
         output.text += text
         if output.finish_reason:
-            output.hidden_states = np.stack(self._hidden) if self._hidden else None
-            output.logits = np.stack(self._logits) if self._logits else None
+            text += self.end(output.finish_reason, output.stop_reason, flush=stop is None)
+        return text
+
+    def end(self, finish_reason: str, stop_reason: str | int | None = None, flush: bool = True) -> str:
+        """The sequence is over; returns the text that had been held back."""
+        output = self.output
+        output.finish_reason, output.stop_reason = finish_reason, stop_reason
+        text = self._finish_text() if flush else ""
+        output.text += text
+        output.hidden_states = np.stack(self._hidden) if self._hidden else None
+        output.logits = np.stack(self._logits) if self._logits else None
         return text
 
     def _finish_text(self) -> str:

@@ -22,12 +22,25 @@ class PromptOutput:
         self._tokenizer = tokenizer
         self._first_scored = max(1, first_scored)
         self._states: list[np.ndarray] = []
+        self._num_taken = 0
         if self._wanted is not None:
             output.prompt_logprobs = [None for _ in output.prompt_token_ids]
 
+    @property
+    def complete(self) -> bool:
+        return self._num_taken == len(self._output.prompt_token_ids)
+
     def take(self, start: int, hidden: np.ndarray, runner: ModelRunner) -> None:
-        """The states `[n, D]` of prompt positions start … start + n - 1, in order of position."""
+        """The states `[n, D]` of positions start … start + n - 1, in order of position.
+
+        Positions that come again after a preemption, and those past the prompt, are left out.
+        """
         ids = self._output.prompt_token_ids
+        hidden = hidden[max(0, self._num_taken - start) : len(ids) - start]
+        start = max(start, self._num_taken)
+        if not len(hidden):
+            return
+        self._num_taken = start + len(hidden)
         if self._keep_states:
             self._states.append(hidden.copy())  # `hidden` may be a view of a buffer that the device takes back
             if start + len(hidden) == len(ids):

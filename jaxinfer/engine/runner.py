@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from jaxinfer.cache.paged_kv import PagedKVCache, init_cache
+from jaxinfer.cache.paged_kv import PagedKVCache, copy_pages, init_cache
 from jaxinfer.engine.buckets import Bucket, choose_bucket
 from jaxinfer.engine.inputs import Row, build
 from jaxinfer.engine.layerwise import compile_layerwise, split_weights, supports
@@ -22,6 +23,8 @@ from jaxinfer.request import MAX_LOGPROBS
 
 SCORE_TILE_ROWS = 64
 """Prompt positions that reach the head together when a prompt is scored."""
+COPY_PAGES = 8
+"""Pages that one program copies."""
 
 
 class ModelRunner:
@@ -39,11 +42,13 @@ class ModelRunner:
         page_size: int,
         table_width: int,
         kv_dtype: str,
+        num_lanes: int = 0,
     ):
         config = model.config
         self.config = config
         self.buckets = list(buckets)
         self.table_width = table_width
+        self.num_lanes = num_lanes
         self.num_compiles = 0
         self._graphdef = model.graphdef
         self._treedef = jax.tree.structure(model.params)
@@ -51,6 +56,7 @@ class ModelRunner:
         self._take_params(model.params)
         self._programs: dict[Bucket, Any] = {}
         self._score: Any = None
+        self._copy: Any = None
         self._hidden_dtype: Any = None
         self._make_cache = partial(
             init_cache, config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, kv_dtype
@@ -61,7 +67,7 @@ class ModelRunner:
         """The compiled step of a bucket, compiled now if it has not been."""
         if bucket not in self._programs:
             make: Callable[..., tuple[Any, Any]] = compile_layerwise if self._layerwise else compile_forward
-            inputs = build([], bucket, self.table_width)
+            inputs = build([], bucket, self.table_width, self.num_lanes)
             tile_queries = bucket.tile_queries
             self._programs[bucket], self._hidden_dtype = make(
                 self._graphdef, self._treedef, self._weights, self.cache, inputs, tile_queries=tile_queries
@@ -80,14 +86,33 @@ class ModelRunner:
             self.num_compiles += 1
         return self._score
 
-    def run(self, rows: Sequence[Row]) -> tuple[Array, Array]:
+    def copy_program(self) -> Any:
+        """The compiled copy of `COPY_PAGES` pages, compiled now if it has not been."""
+        if self._copy is None:
+            pages = jax.ShapeDtypeStruct((COPY_PAGES,), np.int32)
+            self._copy = jax.jit(copy_pages, donate_argnums=0).lower(self.cache, pages, pages).compile()
+            self.num_compiles += 1
+        return self._copy
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy pages of the cache, each `(from, to)`; a later pair may write what an earlier one reads."""
+        for start in range(0, len(pairs), COPY_PAGES):
+            part = [*pairs[start : start + COPY_PAGES], *[(0, 0)] * (start + COPY_PAGES - len(pairs))]
+            source, target = np.array(part, np.int32).T
+            self.cache = self.copy_program()(self.cache, source, target)
+
+    def run(self, rows: Sequence[Row], last_token: Any = None) -> tuple[Array, Array]:
         """One step: hidden states `[T, D]` and, for each row's last token, logits `[R, V]`, both padded.
+
+        `last_token` is the lanes' int32 `[num_lanes + 1]`, where rows have tokens that only the device knows.
 
         Raises:
             ValueError: the rows exceed every bucket, or a row has more pages than a table holds.
         """
         bucket = choose_bucket(self.buckets, [len(row.tokens) for row in rows])
-        inputs: StepInputs = build(rows, bucket, self.table_width)
+        inputs: StepInputs = build(rows, bucket, self.table_width, self.num_lanes)
+        if last_token is not None:
+            inputs = replace(inputs, last_token=last_token)
         hidden, logits, self.cache = self.program(bucket)(self._weights, self.cache, inputs)
         return hidden, logits
 
@@ -128,14 +153,17 @@ class ModelRunner:
         """After a failed step: an empty cache in place of one that the step had consumed or left in error."""
         try:
             jax.block_until_ready(self.cache)
+            lost = self.cache.k is None
         except RuntimeError:
+            lost = True
+        if lost:
             self.cache = PagedKVCache(None, None)  # first, so that both are never in memory together
             self.cache = self._make_cache()
 
     def close(self) -> None:
         """Drop parameters, cache and programs; nothing can run afterwards."""
         self._leaves = self._weights = ()
-        self._programs, self._score = {}, None
+        self._programs, self._score, self._copy = {}, None, None
         self.cache = PagedKVCache(None, None)
 
     def logits_of(self, hidden: Array) -> np.ndarray:

@@ -123,7 +123,7 @@ class Sampler:
         inputs.top_k[row] = max(0, params.top_k)
         inputs.seed[row] = key
         inputs.choice[row] = sequence.index
-        inputs.position[row] = sequence.num_tokens
+        inputs.position[row] = sequence.num_tokens - 1  # the token that this step draws is counted
         inputs.lane[row] = sequence.lane
         inputs.use_penalties[row] = params.uses_penalties
         inputs.want_logprobs[row] = params.logprobs is not None

@@ -23,7 +23,8 @@ class StepInputs:
 
     Row b owns tokens query_start[b] ... query_start[b + 1] - 1, the last of its context_lens[b] positions. Rows past
     the last have no tokens, context 0 and a table of null pages. Only the hidden states at `logit_rows` reach the head.
-    NumPy arrays on the host, JAX arrays in a step.
+    NumPy arrays on the host, JAX arrays in a step. A token of -1 - lane is the one that was sampled last in that lane,
+    which the host need not know yet.
     """
 
     tokens: Any  # int32 [T]
@@ -31,6 +32,7 @@ class StepInputs:
     context_lens: Any  # int32 [B]
     page_table: Any  # int32 [B, P]
     logit_rows: Any  # int32 [R]
+    last_token: Any  # int32 [S], of each lane
 
 
 def compile_forward(
@@ -52,11 +54,16 @@ def compile_forward(
         leaves: tuple[Array, ...], cache: PagedKVCache, inputs: StepInputs
     ) -> tuple[Float[Array, "T D"], Float[Array, "R V"], PagedKVCache]:
         model = nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))
-        hidden, cache = model(inputs.tokens, cache, attention_inputs(inputs, cache.page_size, tile_queries))
+        hidden, cache = model(known_tokens(inputs), cache, attention_inputs(inputs, cache.page_size, tile_queries))
         return hidden, model.logits(hidden[inputs.logit_rows]).astype(jnp.float32), cache
 
     lowered = jax.jit(forward, donate_argnums=1).lower(leaves, cache, inputs)
     return lowered.compile(), lowered.out_info[0].dtype
+
+
+def known_tokens(inputs: StepInputs) -> Int[Array, " T"]:
+    """The step's tokens, those that the device alone knows filled in."""
+    return jnp.where(inputs.tokens < 0, inputs.last_token[-1 - inputs.tokens], inputs.tokens)
 
 
 def attention_inputs(inputs: StepInputs, page_size: int, tile_queries: int) -> AttentionInputs:

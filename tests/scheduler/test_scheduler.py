@@ -1,78 +1,235 @@
-"""The scheduler over a fake device: any load runs to its end within every limit, and everything comes back."""
+"""The scheduler over a fake device: any load runs to its end, every row sees what it should, everything comes back."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from jaxinfer.cache.page_allocator import PageAllocator
-from jaxinfer.config import SchedulerConfig
-from jaxinfer.request import SamplingParams, SequenceState
-from jaxinfer.scheduler.scheduler import Scheduler
-
-PAGE_SIZE = 4
+from .fake_device import FakeEngine, expected_output
 
 
-def make(prompt: int, output: int, name: str = "a") -> SequenceState:
-    return SequenceState(name, 0, [1] * prompt, SamplingParams(max_tokens=output), prompt + output)
+class Load(RuleBasedStateMachine):
+    """Requests that come, fork, end early and are aborted, over caches from one sequence up."""
+
+    requests = Bundle("requests")
+
+    @initialize(
+        num_pages=st.integers(10, 40),
+        max_rows=st.integers(1, 6),
+        budget=st.integers(6, 30),
+        share=st.booleans(),
+        overlap=st.booleans(),
+        window=st.sampled_from([0, 0, 3, 8, 9]),
+        ends=st.integers(2, 9),
+    )
+    def start(self, num_pages, max_rows, budget, share, overlap, window, ends):
+        self.engine = FakeEngine(
+            num_pages=num_pages,
+            max_rows=max_rows,
+            budget=budget,
+            share=share,
+            overlap=overlap,
+            window=window,
+            end=lambda sequence: hash(tuple(sequence.output_ids)) % ends == 0,
+        )
+
+    @rule(
+        target=requests,
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+        max_tokens=st.integers(0, 10),
+        n=st.integers(1, 3),
+        priority=st.integers(0, 2),
+        tenant=st.sampled_from(["a", "b"]),
+        cache_salt=st.sampled_from(["", "", "s"]),
+        reads_prompt=st.booleans(),
+    )
+    def add(self, prompt, max_tokens, n, reads_prompt, **options):
+        sequences = self.engine.add(prompt, max_tokens, n=n, **options)
+        sequences[0].reads_prompt = reads_prompt
+        return sequences
+
+    @rule(sequences=consumes(requests))
+    def abort(self, sequences):
+        for sequence in sequences:
+            self.engine.abort(sequence)
+
+    @rule(count=st.integers(1, 12))
+    def run(self, count):
+        for _ in range(count):
+            self.engine.step()
+
+    @rule()
+    def preempt(self):
+        self.engine.scheduler.preempt_last()
+
+    @invariant()
+    def whole(self):
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check_integrity()
+
+    def teardown(self):
+        if hasattr(self, "engine"):
+            self.engine.run()
+            self.engine.scheduler.check_integrity()
 
 
-requests = st.tuples(st.integers(1, 40), st.integers(1, 10), st.integers(0, 30))
+TestLoad = Load.TestCase
+TestLoad.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
-@given(st.lists(requests, max_size=20), st.integers(1, 6), st.integers(1, 30), st.integers(13, 60), st.data())
-def test_any_load_runs_to_its_end(loads, max_rows, budget, num_pages, data):
-    budget = max(budget, max_rows)
-    scheduler = Scheduler(SchedulerConfig(50, max_rows, budget), PageAllocator(num_pages + 1), PAGE_SIZE)
-    for prompt, output, _ in loads:
-        scheduler.add(make(prompt, output))
-    unfinished = len(loads)
-    for _ in range(2000):
-        rows = scheduler.schedule()
-        if not rows:
-            break
-        assert sum(row.num_tokens for row in rows) <= budget and len(rows) <= max_rows
-        scheduler.commit(rows)
-        for row in rows:
-            assert row.sequence.num_computed <= len(row.sequence.pages) * PAGE_SIZE
-            if row.samples:
-                row.sequence.output_ids.append(7)
-                if row.sequence.num_tokens >= row.sequence.max_total_tokens:
-                    scheduler.finish(row.sequence)
-                    unfinished -= 1
-        if scheduler.running and data.draw(st.integers(0, 9)) == 0:
-            scheduler.finish(scheduler.running[0])
-            unfinished -= 1
-        scheduler.check_integrity()
-    assert unfinished == 0 and scheduler.allocator.num_used == 0
+prompts = st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(0, 8)), max_size=15)
+
+
+@given(prompts, st.integers(10, 30), st.integers(1, 5), st.booleans(), st.booleans())
+@settings(max_examples=60)
+def test_outputs_are_those_of_each_request_alone(loads, num_pages, max_rows, share, overlap):
+    engine = FakeEngine(num_pages=num_pages, max_rows=max_rows, share=share, overlap=overlap)
+    sequences = [(engine.add(prompt, count)[0], prompt, count) for prompt, count in loads]
+    engine.run()
+    for sequence, prompt, count in sequences:
+        assert sequence.output_ids == expected_output(prompt, count)
 
 
 def test_decodes_go_before_prefill_chunks():
-    scheduler = Scheduler(SchedulerConfig(100, 4, 8), PageAllocator(100), PAGE_SIZE)
-    long, short = make(20, 2, "long"), make(2, 5, "short")
-    scheduler.add(short)
-    scheduler.add(long)
-    rows = scheduler.schedule()
-    assert [(row.num_tokens, row.samples) for row in rows] == [(2, True), (6, False)]
-    scheduler.commit(rows)
-    short.output_ids.append(3)
-    assert [(row.sequence.request_id, row.num_tokens) for row in scheduler.schedule()] == [("short", 1), ("long", 7)]
+    engine = FakeEngine(num_pages=100, budget=8, overlap=False)
+    (short,) = engine.add([0, 1], 5)
+    (long,) = engine.add([1] * 20, 2)
+    plan = engine.step()
+    assert [(row.sequence, row.num_tokens, row.samples) for row in plan.rows] == [(short, 2, True), (long, 6, False)]
+    assert [(row.sequence, row.num_tokens) for row in engine.step().rows] == [(short, 1), (long, 7)]
 
 
 def test_what_can_never_fit_is_refused():
-    scheduler = Scheduler(SchedulerConfig(1000, 4, 8), PageAllocator(5), PAGE_SIZE)
+    engine = FakeEngine(num_pages=4)
     with pytest.raises(ValueError, match="need 5 pages of 4 tokens and the cache has 4"):
-        scheduler.add(make(10, 10))
+        engine.add([1] * 10, 10)
+    engine.add([1] * 6, 10)
+    engine.run()
 
 
-def test_the_allocator_refuses_what_it_did_not_give():
-    allocator = PageAllocator(4)
-    assert allocator.allocate(4) is None and allocator.num_free == 3
-    pages = allocator.allocate(2)
-    assert pages is not None and 0 not in pages
-    allocator.free(pages)
-    with pytest.raises(ValueError, match="not in use"):
-        allocator.free(pages[:1])
-    with pytest.raises(ValueError, match="num_pages=1"):
-        PageAllocator(1)
+def test_requests_that_arrive_together_compute_their_common_prefix_once():
+    engine = FakeEngine(num_pages=500, max_rows=32, budget=64)
+    common = [index % 7 for index in range(256)]
+    requests = [engine.add([*common, index], 2)[0] for index in range(32)]
+    engine.run()
+    # The prefix once, and of each request its last prompt token and one of its two output tokens.
+    assert sum(engine.num_computed.values()) == 256 + 32 * 2
+    assert [request.num_cached_tokens for request in requests] == [0] + [256] * 31
+
+
+def test_choices_copy_the_page_in_which_the_prompt_ends():
+    engine = FakeEngine(num_pages=100)
+    choices = engine.add([1, 0] * 5, 6, n=3)
+    engine.run()
+    assert [choice.num_cached_tokens for choice in choices] == [0, 9, 9]
+    assert engine.num_computed == {"r1": 10 + 1 + 1 + 3 * 5}
+
+
+def test_a_wholly_cached_prompt_runs_its_last_token():
+    engine = FakeEngine(num_pages=100)
+    prompt = [1, 0, 0] * 4
+    for cached in (0, 11, 11):
+        (request,) = engine.add(prompt, 1)
+        engine.run()
+        assert request.num_cached_tokens == cached
+
+
+def test_a_conversation_that_goes_on_computes_only_what_is_new():
+    engine = FakeEngine(num_pages=100)
+    (first,) = engine.add([1] * 9, 6)
+    engine.run()
+    (second,) = engine.add([*[1] * 9, *first.output_ids, 2, 2, 2], 3)
+    plan = engine.step()
+    assert second.num_cached_tokens == 9 + 5 and not plan.copies  # all that was computed: the last token never is
+    engine.run()
+
+
+def test_prompts_of_other_salts_share_nothing():
+    engine = FakeEngine(num_pages=100)
+    found = []
+    for salt in ("", "a", "b", "a"):
+        (request,) = engine.add([1] * 9, 1, cache_salt=salt)
+        engine.run()
+        found.append(request.num_cached_tokens)
+    assert found == [0, 0, 0, 8]
+
+
+def test_a_request_that_reads_its_prompt_computes_all_of_it():
+    engine = FakeEngine(num_pages=100)
+    engine.add([1] * 18, 2)
+    engine.run()
+    (request,) = engine.add([1] * 18, 2, name="reader")
+    request.reads_prompt = True
+    engine.run()
+    assert request.num_cached_tokens == 0 and engine.num_computed["reader"] == 19
+
+
+def test_without_sharing_nothing_is_cached():
+    engine = FakeEngine(num_pages=100, share=False)
+    for _ in range(2):
+        (request,) = engine.add([1] * 18, 2)
+        engine.run()
+        assert request.num_cached_tokens == 0 and engine.pages.tree.num_evictable == 0
+
+
+def test_pages_run_out_and_the_newest_waits():
+    engine = FakeEngine(num_pages=12, max_rows=4)
+    requests = [engine.add([index] * 8, 24)[0] for index in range(4)]
+    engine.run()
+    assert engine.scheduler.num_preemptions > 0 and requests[0].num_preemptions == 0
+    for index, request in enumerate(requests):
+        assert request.output_ids == expected_output([index] * 8, 24)
+
+
+def test_priorities_take_rows_and_pages_from_what_runs():
+    engine = FakeEngine(num_pages=100, max_rows=2)
+    low = [engine.add([index] * 8, 30, priority=5)[0] for index in range(3)]
+    for _ in range(4):
+        engine.step()
+    (urgent,) = engine.add([9] * 8, 3)
+    engine.step()
+    assert urgent.lane >= 0 and low[0].lane >= 0 and low[1].num_preemptions == 1
+    engine.run()
+    assert all(each.output_ids == expected_output([index] * 8, 30) for index, each in enumerate(low))
+
+
+def test_most_cached_goes_first_and_nobody_starves():
+    engine = FakeEngine(num_pages=200, max_rows=1)
+    engine.add([1] * 16, 2)
+    engine.run()
+    (other,) = engine.add([0] * 16, 2)
+    cached = [engine.add([1] * 16 + [index], 2)[0] for index in range(40)]
+    finished = []
+    while engine.live:
+        before = set(engine.live)
+        engine.step()
+        finished += before - engine.live
+    assert finished[0] is cached[0] and 10 <= finished.index(other) <= 20
+
+
+def test_pages_behind_the_window_of_every_layer_are_given_back():
+    engine = FakeEngine(num_pages=8, window=8, budget=8)
+    (request,) = engine.add([1] * 60, 40)  # 25 pages in all
+    engine.run()
+    assert request.output_ids == expected_output([1] * 60, 40) and request.num_preemptions == 0
+
+
+def test_a_tenant_with_many_requests_delays_one_with_few_by_no_more_than_its_share():
+    def steps_of_the_small_tenant(num_others: int, weights: dict[str, float] | None = None) -> int:
+        engine = FakeEngine(num_pages=400, max_rows=4, budget=16, weights=weights)
+        for index in range(num_others):
+            engine.add([index % 5, index % 3, 2, 1] * 3, 8, tenant="large")
+        for _ in range(6):
+            engine.step()
+        mine = [engine.add([3, index, 3] * 4, 8, tenant="small")[0] for index in range(4)]
+        start = engine.num_steps
+        while any(each in engine.live for each in mine):
+            engine.step()
+        return engine.num_steps - start
+
+    alone, beside = steps_of_the_small_tenant(0), steps_of_the_small_tenant(100)
+    # Half of the rows are its share, and a row is free only when what runs in it has ended.
+    assert beside <= 2 * alone + 12
+    assert steps_of_the_small_tenant(100, {"small": 8}) <= beside
