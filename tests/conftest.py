@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # As variables rather than jax.config calls: subprocesses inherit them, and a test that needs no jax loads none.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # A folder for each worker: jax writes its entries in place, so another process could read half of one.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] += f"/{worker}"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
@@ -25,6 +28,14 @@ install_import_hook(["jaxinfer", "pallas_kernels"], "beartype.beartype")
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Has `--dist loadgroup` keep each file's tests on one worker, so that a fixture of the file is made once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
 
 
 @pytest.fixture(scope="session")
