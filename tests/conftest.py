@@ -30,12 +30,42 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, data
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Has `--dist loadgroup` keep each file's tests on one worker, so that a fixture of the file is made once."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+# What takes longest goes first, lest one worker end with it while the other idles.
+SLOWEST_FILES = (
+    "sampling/test_sample.py",
+    "test_llm.py",
+    "sampling/test_invariance.py",
+    "engine/test_steps.py",
+    "models/test_golden.py",
+    "examples/test_notebooks.py",
+    "sampling/test_filters.py",
+    "pallas_kernels/paged_attention/test_paged_attention.py",
+    "test_lifetime.py",
+    "test_async_llm.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Has workers take whole files, so that a file's fixtures and programs are made once, and some files together.
+
+    Marks with `--dist loadgroup` would say the same, but xdist 3.8 does not see them under pytest 9.2.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid).removeprefix("tests/")
+            # Both take the fixture `llm`, which takes a minute to make.
+            return "test_llm.py" if file == "test_options.py" else file
+
+        def _assign_work_unit(self, node) -> None:
+            first = next((file for file in SLOWEST_FILES if file in self.workqueue), None)
+            if first is not None:
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

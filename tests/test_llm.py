@@ -12,8 +12,6 @@ import pytest
 
 from jaxinfer import LLM, SamplingParams
 
-pytestmark = pytest.mark.xdist_group("llm")  # whose making takes a minute: one worker has both files
-
 ITEMS = json.loads((Path(__file__).parent / "golden" / "smollm2_f32.json").read_text())["items"]
 TINY = str(Path(__file__).parent.parent / "checkpoints" / "tiny-llama")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}

@@ -12,8 +12,6 @@ import pytest
 
 from jaxinfer import LLM, RequestError, SamplingParams, generate
 
-pytestmark = pytest.mark.xdist_group("llm")  # whose making takes a minute: one worker has both files
-
 ITEMS = json.loads((Path(__file__).parent / "golden" / "smollm2_f32.json").read_text())["items"]
 PROMPT = "The capital of France is"
 
