@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # As variables rather than jax.config calls: subprocesses inherit them, and a test that needs no jax loads none.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    # A folder for each worker: jax writes its entries in place, so another process could read half of one.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] += f"/{worker}"
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
@@ -25,6 +28,44 @@ install_import_hook(["jaxinfer", "pallas_kernels"], "beartype.beartype")
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+# What takes longest goes first, lest one worker end with it while the other idles.
+SLOWEST_FILES = (
+    "sampling/test_sample.py",
+    "test_llm.py",
+    "sampling/test_invariance.py",
+    "engine/test_steps.py",
+    "models/test_golden.py",
+    "examples/test_notebooks.py",
+    "sampling/test_filters.py",
+    "pallas_kernels/paged_attention/test_paged_attention.py",
+    "test_lifetime.py",
+    "test_async_llm.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Has workers take whole files, so that a file's fixtures and programs are made once, and some files together.
+
+    Marks with `--dist loadgroup` would say the same, but xdist 3.8 does not see them under pytest 9.2.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid).removeprefix("tests/")
+            # Both take the fixture `llm`, which takes a minute to make.
+            return "test_llm.py" if file == "test_options.py" else file
+
+        def _assign_work_unit(self, node) -> None:
+            first = next((file for file in SLOWEST_FILES if file in self.workqueue), None)
+            if first is not None:
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -208,8 +208,8 @@ def test_state_follows_the_tokens_and_penalties_take_effect() -> None:
 
 
 def test_bfloat16_logits_are_sampled_in_float32() -> None:
-    logits = gaussian(8).astype(jax.numpy.bfloat16)
-    rows = [Options(temperature=1.0, top_k=10)] * 8
+    logits = gaussian(16).astype(jax.numpy.bfloat16)
+    rows = [Options(temperature=1.0, top_k=10)] * 16
     inputs, state = inputs_for(rows, VOCAB), state_for(rows, VOCAB)
     narrow, wide = (run(x, inputs, state)[1] for x in (logits, logits.astype(np.float32)))
     jax.tree.map(np.testing.assert_array_equal, narrow, wide)
