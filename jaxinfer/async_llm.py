@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
-from jaxinfer.llm import LLM, Prompt
-from jaxinfer.request import RequestOutput, SamplingParams
+from jaxinfer.llm import LLM, Prompt, Request, prompt_salt
+from jaxinfer.request import RequestOptions, RequestOutput, SamplingParams
 from jaxinfer.tokenizer import Tokenizer
 
 _CLOSED = "this AsyncLLM is closed; make a new one"
@@ -46,7 +46,14 @@ class AsyncLLM:
         return self._llm.tokenizer
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The request as it stands, all of it each time, until it has finished.
 
@@ -54,14 +61,16 @@ class AsyncLLM:
         unfinished choices have the finish_reason "abort"; there is none where the request had not begun.
 
         Args:
-            prompt: a text, `{"prompt": …}` or `{"prompt_token_ids": […]}`.
+            prompt: a text, `{"prompt": …}` or `{"prompt_token_ids": […]}`, with a `cache_salt` beside it or not.
             request_id: for `abort`; made up when None.
+            priority, tenant, timeout_s: as in `RequestOptions`.
 
         Raises:
             ValueError: a bad prompt or parameter, or a request_id in use.
             EngineError: a step failed. `EngineDeadError`, a kind of it, where later requests will fail too.
         """
-        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id)
+        options = RequestOptions(priority, tenant, prompt_salt(prompt), timeout_s)
+        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id, options)
 
     def chat(
         self,
@@ -69,18 +78,32 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
+        timeout_s: float | int | None = None,
         **template_variables: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer to one conversation, a list of `{"role", "content"}`; outputs and errors are `generate`'s."""
-        return self._read(partial(self._encode_chat, messages, template_variables), sampling_params, request_id)
+        options = RequestOptions(priority, tenant, cache_salt, timeout_s)
+        encode = partial(self._encode_chat, messages, template_variables)
+        return self._read(encode, sampling_params, request_id, options)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | int | None = None,
     ) -> AsyncGenerator[str, None]:
         """The text of one completion as it is made, more at once for who reads slowly; errors are `generate`'s."""
         if sampling_params is not None and sampling_params.num_choices != 1:
             raise ValueError(f"n={sampling_params.n}, best_of={sampling_params.best_of}: a stream has one choice")
-        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id, as_text=True)
+        options = RequestOptions(priority, tenant, prompt_salt(prompt), timeout_s)
+        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id, options, as_text=True)
 
     async def abort(self, request_id: str) -> None:
         """End a request; returns when what it held is free. One that is not running is no error."""
@@ -117,6 +140,7 @@ class AsyncLLM:
         encode: Callable[[], tuple[str | None, list[int]]],
         sampling_params: SamplingParams | None,
         request_id: str | None,
+        options: RequestOptions,
         as_text: bool = False,
     ) -> AsyncGenerator[Any, None]:
         driver, loop = self._driver, asyncio.get_running_loop()
@@ -130,7 +154,7 @@ class AsyncLLM:
             except RuntimeError:
                 driver.check()  # the encoder refuses work once it is shut down
                 raise
-            driver.post(partial(driver.add, mailbox, ids, params, text))
+            driver.post(partial(driver.add, mailbox, (text, ids, params, options)))
             while (item := await mailbox.get()) is not None:
                 yield item
         finally:
@@ -291,14 +315,15 @@ class _Driver:
         """A request whose prompt is being encoded, so that `abort` knows it."""
         self._expected.append(mailbox)
 
-    def add(self, mailbox: _Mailbox, ids: list[int], params: SamplingParams, text: str | None) -> None:
+    def add(self, mailbox: _Mailbox, request: Request) -> None:
         self._expected.remove(mailbox)
         if mailbox.ended:
             return
         try:
             if self._failure is not None:
                 raise EngineDeadError(self._failure)
-            self._llm.engine.add(mailbox.request_id, ids, params, text)
+            text, ids, params, options = request
+            self._llm.engine.add(mailbox.request_id, ids, params, text, options=options)
         except Exception as error:
             self._notify([mailbox] if mailbox.end(error) else [])
         else:

@@ -18,13 +18,15 @@ from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.open import default_sampling_fields, open_model
 from jaxinfer.progress import can_show, progress_bar
-from jaxinfer.request import RequestOutput, SamplingParams, plain_ids
+from jaxinfer.request import DEFAULT_OPTIONS, RequestOptions, RequestOutput, SamplingParams, plain_ids
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.scoring import SCORE_PARAMS, join, score_of
 from jaxinfer.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
 _Inbox = list[tuple[RequestOutput, list[str]]]
+Request = tuple[str | None, list[int], SamplingParams, RequestOptions]
+"""A prompt's text, its token ids, and what is asked of it."""
 
 
 class LLM:
@@ -171,29 +173,40 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = "",
+        timeout_s: float | int | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt: a text, `{"prompt": …}` or `{"prompt_token_ids": […]}`. Results are in their order.
 
-        `sampling_params` are for all prompts, or a list with one for each. An interrupt aborts the requests and leaves
-        the engine usable.
+        `sampling_params`, `priority` and `tenant` are for all prompts, or lists with one for each; see `RequestOptions`
+        for what the options do. A prompt given as a mapping may have a `cache_salt`. A request that fails by itself has
+        finish_reason "error". An interrupt aborts the requests and leaves the engine usable.
 
         Raises:
             ValueError: a prompt that is empty or too long, or a parameter that this model cannot honour.
         """
         prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = self._params_of(sampling_params, len(prompts))
-        return self._run(
-            [(*self._encode(prompt), each) for prompt, each in zip(prompts, params, strict=True)], use_tqdm
-        )
+        salts = [prompt_salt(prompt) for prompt in prompts]
+        options = _options(len(prompts), priority, tenant, timeout_s, salts)
+        requests = [(*self._encode(prompt), *chosen) for prompt, *chosen in zip(prompts, params, options, strict=True)]
+        return self._run(requests, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = "",
+        cache_salt: str | Sequence[str] = "",
+        timeout_s: float | int | None = None,
         **template_variables: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, a list of `{"role", "content"}`, or several.
+        """Answer one conversation, a list of `{"role", "content"}`, or several; options as in `generate`.
 
         Raises:
             ValueError: `generate`'s reasons, a conversation that the template refuses, or a variable it never reads.
@@ -203,7 +216,8 @@ class LLM:
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         params = self._params_of(sampling_params, len(conversations))
         ids = [self.tokenizer.apply_chat_template(each, **template_variables) for each in conversations]
-        return self._run([(None, prompt, each) for prompt, each in zip(ids, params, strict=True)], use_tqdm)
+        options = _options(len(ids), priority, tenant, timeout_s, cache_salt)
+        return self._run([(None, *each) for each in zip(ids, params, options, strict=True)], use_tqdm)
 
     def score(
         self,
@@ -232,7 +246,8 @@ class LLM:
             for prompt, group in zip(asked, groups, strict=True)
             for each in group
         ]
-        outputs = self._run([(None, ids, SCORE_PARAMS) for ids, _ in pairs], use_tqdm, [first for _, first in pairs])
+        requests: list[Request] = [(None, ids, SCORE_PARAMS, DEFAULT_OPTIONS) for ids, _ in pairs]
+        outputs = self._run(requests, use_tqdm, [first for _, first in pairs])
         scores = iter(
             score_of(output.prompt_logprobs or [], ids, first)
             for output, (ids, first) in zip(outputs, pairs, strict=True)
@@ -240,8 +255,16 @@ class LLM:
         nested = [list(itertools.islice(scores, len(group))) for group in groups]
         return nested[0] if single else nested
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
-        """The text of one completion as it is made. Closing the iterator aborts the request.
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | int | None = None,
+    ) -> Iterator[str]:
+        """The text of one completion as it is made. Closing the iterator aborts the request; options as in `generate`.
 
         Raises:
             RequestError: the request failed, as where no token was allowed.
@@ -250,12 +273,13 @@ class LLM:
         (params,) = self._params_of(sampling_params, 1)
         if params.num_choices != 1:
             raise ValueError(f"n={params.n}, best_of={params.best_of}: a stream has one choice")
+        options = RequestOptions(priority, tenant, prompt_salt(prompt), timeout_s)
         request_id = str(next(self._ids))
         inbox: _Inbox = []
         try:
             try:
                 with DeferredInterrupts():
-                    self._add(request_id, ids, params, text, inbox)
+                    self._add(request_id, (text, ids, params, options), inbox)
                 finished = False
                 while not finished:
                     if not inbox:
@@ -313,7 +337,7 @@ class LLM:
 
     def _run(
         self,
-        requests: list[tuple[str | None, list[int], SamplingParams]],
+        requests: list[Request],
         use_tqdm: bool,
         first_scored: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
@@ -325,8 +349,8 @@ class LLM:
         with bar, DeferredInterrupts() as interrupts:
             try:
                 scored = first_scored or [1] * len(ids)
-                for request_id, (text, prompt_ids, params), first in zip(ids, requests, scored, strict=True):
-                    self._add(request_id, prompt_ids, params, text, inbox, first)
+                for request_id, request, first in zip(ids, requests, scored, strict=True):
+                    self._add(request_id, request, inbox, first)
                 for request_id in ids:
                     while request_id not in results:
                         self._step(request_id)
@@ -340,16 +364,9 @@ class LLM:
                 self._drop(ids)
         return [results[request_id] for request_id in ids]
 
-    def _add(
-        self,
-        request_id: str,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        text: str | None,
-        inbox: _Inbox,
-        first_scored: int = 1,
-    ) -> None:
-        self.engine.add(request_id, prompt_ids, params, text, first_scored)
+    def _add(self, request_id: str, request: Request, inbox: _Inbox, first_scored: int = 1) -> None:
+        text, prompt_ids, params, options = request
+        self.engine.add(request_id, prompt_ids, params, text, first_scored, options)
         self._inboxes[request_id] = inbox
 
     def _step(self, request_id: str) -> None:
@@ -412,7 +429,7 @@ def _content(prompt: Any) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
-        if unknown := sorted(set(prompt) - {"prompt", "prompt_token_ids"}, key=str):
+        if unknown := sorted(set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}, key=str):
             raise ValueError(f"prompt: {unknown[0]!r} is not supported; a prompt needs 'prompt' or 'prompt_token_ids'")
         if prompt.get("prompt_token_ids") is not None:
             return plain_ids("prompt_token_ids", prompt["prompt_token_ids"])
@@ -420,6 +437,22 @@ def _content(prompt: Any) -> str | list[int]:
             return prompt["prompt"]
         raise ValueError(f"a prompt needs 'prompt' (text) or 'prompt_token_ids'; got the keys {list(prompt)}")
     raise ValueError(f"a prompt is a text or a mapping with 'prompt' or 'prompt_token_ids', not {prompt!r:.60}")
+
+
+def prompt_salt(prompt: Prompt) -> Any:
+    return prompt.get("cache_salt", "") if isinstance(prompt, Mapping) else ""
+
+
+def _options(count: int, priority: Any, tenant: Any, timeout_s: Any, cache_salt: Any) -> list[RequestOptions]:
+    """Each request's options, from one value for all of them or a list with one for each."""
+    given = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
+    columns = []
+    for name, values in given.items():
+        single = isinstance(values, str) or not isinstance(values, Sequence)
+        if not single and len(values) != count:
+            raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
+        columns.append([values] * count if single else values)
+    return [RequestOptions(one, two, three, timeout_s) for one, two, three in zip(*columns, strict=True)]
 
 
 def _check_values(quantization: str | None, tensor_parallel_size: int) -> None:
