@@ -80,8 +80,8 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache. `num_pages` counts the null page 0; None means that the planner chooses.
 
-    `gpu_memory_utilization` is the share that parameters and cache may fill of the memory that XLA manages on an
-    accelerator.
+    `gpu_memory_utilization` is the share that an engine may fill of the memory that XLA manages on an accelerator, and
+    on a CPU of the memory that is free for the process.
     """
 
     page_size: int = 16
@@ -126,6 +126,7 @@ class EngineConfig:
     """Everything an engine is built from.
 
     `batch_invariant`: a request's tokens and log-probabilities do not depend on the requests beside it, bit for bit.
+    `fit_max_model_len`: `scheduler.max_model_len` is the most that is wanted; the memory plan may lower it.
     """
 
     model: ModelConfig
@@ -134,6 +135,7 @@ class EngineConfig:
     dtype: str = "float32"
     seed: int = 0
     batch_invariant: bool = True
+    fit_max_model_len: bool = False
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

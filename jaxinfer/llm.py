@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -16,6 +16,7 @@ from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig, check_se
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
+from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.open import default_sampling_fields, open_model
 from jaxinfer.progress import can_show, progress_bar
 from jaxinfer.request import RequestOutput, SamplingParams, plain_ids
@@ -39,15 +40,17 @@ class LLM:
         revision: of a hub id: branch, tag or commit.
         dtype: of parameters and activations; "auto" is float32 on CPUs, float16 on GPUs before sm_80, bfloat16 else.
         quantization: None, the only value yet: parameters are used in `dtype`.
-        max_model_len: positions of prompt and output together; the model's own limit when None.
+        max_model_len: positions of prompt and output together; the model's own limit when None, as many as fit the
+            memory, up to that limit, when "auto".
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of one step, prefill chunks and decodes together; at least max_num_seqs.
-        gpu_memory_utilization: share of an accelerator's memory for parameters and cache; see `num_pages` for CPUs.
+        gpu_memory_utilization: share to fill of an accelerator's memory; on a CPU, of the memory that is free.
         enable_prefix_caching: requests do not share pages yet, so neither value changes anything.
         kv_cache_dtype: of keys and values in the cache; "auto" is `dtype`.
         tensor_parallel_size: 1, the only value yet.
         page_size: tokens a page of the cache holds; it changes no result.
-        num_pages: pages of the cache; as many as max_num_seqs full sequences need when None, on CPUs up to 4 GB.
+        num_pages: pages of the cache; when None as many as max_num_seqs full sequences need and the memory holds, on
+            CPUs up to 4 GB or one full sequence.
         batch_invariant: a request's tokens and log-probabilities do not depend, bit for bit, on the requests beside it.
             None is True on CPUs, False elsewhere, where True is not available yet. False decodes one stream faster.
         logits_processors: device functions that requests may switch on by name.
@@ -55,7 +58,8 @@ class LLM:
         verbose: say on stderr what is loaded, and show progress bars in a terminal or notebook.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument out of its range; `MemoryPlanError`, a kind of it, where the model and its settings do
+            not fit the memory, before weights are read.
         CheckpointError: a model that cannot be found or read.
     """
 
@@ -68,7 +72,7 @@ class LLM:
         revision: str | None = None,
         dtype: str = "auto",
         quantization: str | None = None,
-        max_model_len: int | None = None,
+        max_model_len: int | Literal["auto"] | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
         gpu_memory_utilization: float | int = 0.9,
@@ -88,27 +92,33 @@ class LLM:
         batch_invariant = _check_invariance(batch_invariant)
         cache = CacheConfig(page_size, num_pages, kv_cache_dtype, gpu_memory_utilization)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        scheduler = SchedulerConfig(**limits) if max_model_len is None else SchedulerConfig(max_model_len, **limits)
+        asked = None if max_model_len == "auto" else max_model_len
+        scheduler = SchedulerConfig(**limits) if asked is None else SchedulerConfig(asked, **limits)
         self._verbose = verbose and can_show()
-        opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
-        if verbose:
-            print(f"jaxinfer: {opened.source}", file=sys.stderr)
-        self.tokenizer = opened.tokenizer
-        self._source = opened.source
-        self._default_fields = default_sampling_fields(opened.loaded.generation_config)
-        limit = opened.loaded.config.max_position
-        length = limit if max_model_len is None else max_model_len
-        if not 2 <= length <= limit:
-            raise ValueError(f"max_model_len={length} must be from 2 up to the model's {limit}")
-        config = EngineConfig(
-            model=opened.loaded.config,
-            cache=cache,
-            scheduler=replace(scheduler, max_model_len=length),
-            dtype=opened.dtype,
-            seed=seed,
-            batch_invariant=batch_invariant,
-        )
-        self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, processors)
+        self._engine: Engine | None = None
+        with open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype) as opened:
+            if verbose:
+                print(f"jaxinfer: {opened.source}", file=sys.stderr)
+            self.tokenizer = opened.tokenizer
+            self._source = opened.source
+            self._default_fields = default_sampling_fields(opened.model.generation_config)
+            limit = opened.model.config.max_position
+            length = limit if asked is None else asked
+            if not 2 <= length <= limit:
+                raise ValueError(f"max_model_len={length} must be from 2 up to the model's {limit}")
+            config = EngineConfig(
+                model=opened.model.config,
+                cache=cache,
+                scheduler=replace(scheduler, max_model_len=length),
+                dtype=opened.dtype,
+                seed=seed,
+                batch_invariant=batch_invariant,
+                fit_max_model_len=max_model_len == "auto",
+            )
+            self._engine = Engine(opened.model, self.tokenizer, config, processors)
+        fitted = self._engine.config.scheduler.max_model_len
+        if verbose and fitted < length:
+            print(f"jaxinfer: max_model_len={fitted} fits the memory; the model's limit is {limit}", file=sys.stderr)
         self._ids = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
         del opened  # the engine has it; a traceback that holds this frame must not hold it too
@@ -131,6 +141,11 @@ class LLM:
         if self._engine is None:
             raise RuntimeError("this LLM is closed; make a new one")
         return self._engine
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """What the engine holds, planned before it held it; prints as a small table."""
+        return self.engine.memory_plan
 
     @property
     def params(self) -> Any:
