@@ -41,7 +41,7 @@ class LoadedModel:
 class ModelSource:
     """A model whose parameters have not been read: what is known before, and how to read them.
 
-    `shapes` are the parameters' shapes, or the parameters themselves where they are in memory already. `read` gives the
+    `shapes` has the structure of the parameters, of which `held_bytes` are in memory already. `read` gives the
     parameters, once; `close` lets go of the files, read or not.
     """
 
@@ -51,15 +51,11 @@ class ModelSource:
     read: Callable[[], Any]
     close: Callable[[], None] = lambda: None
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    held_bytes: int = 0
 
     @property
     def weights_bytes(self) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the parameters that are in memory already."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.shapes) if isinstance(leaf, jax.Array))
 
 
 def load_model(path: Path, dtype: str) -> LoadedModel:

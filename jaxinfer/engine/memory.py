@@ -110,9 +110,9 @@ def plan_memory(
     The pool gets `config.cache.num_pages`, or as many pages as max_num_seqs sequences of max_model_len need, if the
     memory and `cache_cap_bytes` allow; one such sequence must fit, cap or not.
 
-    The pool's size is in the programs' shapes and what the programs need decides the pool's size. They are compiled
-    with the pages that a rough guess of their temporaries leaves, and are those that the engine goes on to use. Only
-    where memory is tight and the guess was too low are they compiled once more, with fewer pages.
+    The pool's size is in the programs' shapes, and what the programs need decides the pool's size. So they are compiled
+    with the pages that a rough guess of their temporaries leaves, and the engine goes on to use them. Only where memory
+    is tight and the guess was too low, or wastes more than 5% of the pool, are they compiled anew.
 
     Args:
         measure: compiles the largest programs of a configuration whose `num_pages` and `max_model_len` are final.
@@ -126,14 +126,18 @@ def plan_memory(
     """
     fitter = _Fitter(config, weights_bytes, available_bytes, cache_cap_bytes)
     footprint = Footprint(_guess_temporaries(config), _guess_state(config))
-    for _ in range(_MAX_COMPILES):
-        fitted = fitter.fit(footprint) or fitter.least()
+    fitted = fitter.fit(footprint) or fitter.least()
+    for attempt in range(_MAX_COMPILES):
         footprint = measure(fitted)
         plan = fitter.plan(fitted, footprint)
-        if plan.fits:
-            return plan, fitted
-        if fitter.fit(footprint) is None:
+        better = fitter.fit(footprint)
+        if better is None or attempt == _MAX_COMPILES - 1:
             break
+        if plan.fits and fitter.plan(better, footprint).num_pages <= 1.05 * plan.num_pages:
+            break
+        fitted = better
+    if plan.fits:
+        return plan, fitted
     raise MemoryPlanError(_explain(config, fitter, plan, footprint, measure))
 
 
@@ -174,26 +178,34 @@ class _Fitter:
 
     def fit(self, footprint: Footprint) -> EngineConfig | None:
         """The configuration with its pages and length decided; None where it does not fit."""
-        length = self.config.scheduler.max_model_len
+        length, free = self.config.scheduler.max_model_len, self.free_pages(footprint)
+        given, page_size = self.config.cache.num_pages, self.config.cache.page_size
         if self.config.fit_max_model_len:
-            length = self.longest(footprint)
+            limit, length = length, self.longest(footprint)
             if length < _MIN_LEN:
                 return None
-        free, needed = self.free_pages(footprint), self.pages_of(length)
+            if given is None and length < limit:
+                length = _steady(length // page_size) * page_size
+        needed = self.pages_of(length)
         wanted = self.config.scheduler.max_num_seqs * needed
-        if self.config.cache.num_pages is not None:
-            needed = wanted = self.config.cache.num_pages - 1
+        if given is not None:
+            needed = wanted = given - 1
         elif self.cache_cap_bytes is not None:
             wanted = max(needed, min(wanted, self.cache_cap_bytes // self.page_bytes))
         if free is not None and free < needed:
             return None
-        return self._with(length, wanted if free is None else min(wanted, free))
+        if free is not None and free < wanted:
+            wanted = max(needed, _steady(free))
+        return self._with(length, wanted)
 
     def least(self) -> EngineConfig:
         """The configuration with the least cache that it allows, whether it fits or not."""
-        length = _MIN_LEN if self.config.fit_max_model_len else self.config.scheduler.max_model_len
+        return self.of_length(_MIN_LEN if self.config.fit_max_model_len else self.config.scheduler.max_model_len)
+
+    def of_length(self, max_model_len: int) -> EngineConfig:
+        """The configuration with the least cache for a length."""
         given = self.config.cache.num_pages
-        return self._with(length, self.pages_of(length) if given is None else given - 1)
+        return self._with(max_model_len, self.pages_of(max_model_len) if given is None else given - 1)
 
     def plan(self, fitted: EngineConfig, footprint: Footprint) -> MemoryPlan:
         assert fitted.cache.num_pages is not None
@@ -243,28 +255,33 @@ def _remedy(
     config: EngineConfig, fitter: _Fitter, footprint: Footprint, measure: Callable[[EngineConfig], Footprint]
 ) -> str:
     """The nearest settings that fit, in words."""
-    free, length = fitter.free_pages(footprint) or 0, fitter.longest(footprint)
-    if config.cache.num_pages is not None and free >= 1:
+    if config.cache.num_pages is not None and (free := fitter.free_pages(footprint) or 0) >= 1:
         return f"num_pages={free + 1} fits"
-    if length >= _MIN_LEN:
-        return f"max_model_len={length} fits, as max_model_len='auto' would find"
-    smaller = _smaller_steps(config)
-    if smaller and (best := _longest_of(smaller[-1], fitter, measure)) >= _MIN_LEN:
-        for each in smaller[:-1]:
-            if (found := _longest_of(each, fitter, measure)) >= _MIN_LEN:
-                smaller, best = [each], found
-                break
-        limits = smaller[-1].scheduler
-        remedy = f"max_num_seqs={limits.max_num_seqs}, max_num_batched_tokens={limits.max_num_batched_tokens} fit"
-        return remedy if best >= config.scheduler.max_model_len else f"{remedy} with max_model_len={best}"
-    if jnp.dtype(config.dtype).itemsize > 2:
-        return "dtype='bfloat16' halves the weights; else take a smaller model, or free memory"
-    return "take a smaller model, or free memory"
+    if (length := _longest(fitter, footprint, measure)) >= _MIN_LEN:
+        return f"max_model_len={length} fits, and max_model_len='auto' takes what fits"
+    smaller = [replace(fitter, config=each) for each in _smaller_steps(config)]
+    # Nothing between helps where the smallest does not.
+    if smaller and _longest(smaller[-1], measure(smaller[-1].least()), measure) >= _MIN_LEN:
+        for each in smaller:
+            if (length := _longest(each, measure(each.least()), measure)) >= _MIN_LEN:
+                limits = each.config.scheduler
+                names = f"max_num_seqs={limits.max_num_seqs}, max_num_batched_tokens={limits.max_num_batched_tokens}"
+                whole = config.fit_max_model_len or length == limits.max_model_len
+                return f"{names} fit" if whole else f"{names} fit with max_model_len={length}"
+    narrower = jnp.dtype(config.dtype).itemsize > 2 and fitter.weights_bytes // 2 < (fitter.available_bytes or 0)
+    halved = "dtype='bfloat16' halves the weights; else " if narrower else ""
+    return f"{halved}take a smaller model, or free memory"
 
 
-def _longest_of(config: EngineConfig, fitter: _Fitter, measure: Callable[[EngineConfig], Footprint]) -> int:
-    fitter = replace(fitter, config=config)
-    return fitter.longest(measure(fitter.least()))
+def _longest(fitter: _Fitter, footprint: Footprint, measure: Callable[[EngineConfig], Footprint]) -> int:
+    """The largest max_model_len that fits, by programs compiled for it; below 2 where none does."""
+    length = fitter.longest(footprint)
+    for _ in range(_MAX_COMPILES):
+        checked = length if length < _MIN_LEN else fitter.longest(measure(fitter.of_length(length)))
+        if checked >= length:
+            break
+        length = checked
+    return length
 
 
 def _smaller_steps(config: EngineConfig) -> list[EngineConfig]:
@@ -278,6 +295,15 @@ def _smaller_steps(config: EngineConfig) -> list[EngineConfig]:
         scheduler = replace(config.scheduler, max_num_seqs=rows, max_num_batched_tokens=tokens)
         smaller.append(replace(config, scheduler=scheduler))
     return smaller
+
+
+def _steady(pages: int) -> int:
+    """At most 1/32 fewer pages, a number that stays the same where free memory differs a little.
+
+    The number is in the programs' shapes: each new one would find nothing in the compile cache at the next start.
+    """
+    step = 1 << max(0, pages.bit_length() - 6)
+    return pages // step * step
 
 
 def _guess_temporaries(config: EngineConfig) -> int:

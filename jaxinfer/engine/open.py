@@ -90,8 +90,14 @@ def _open_module(
         tokenizer = blank_tokenizer(config.vocab_size, config.eos_token_ids)
     elif isinstance(tokenizer, str):
         tokenizer = load_tokenizer(tokenizer)
-    source = ModelSource(config, graphdef, placed, lambda: placed)
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(placed) if isinstance(leaf, jax.Array))
+    source = ModelSource(config, graphdef, jax.tree.map(_shape_of, placed), lambda: placed, held_bytes=held)
     return OpenedModel(source, tokenizer, own_dtype, f"the module {name}")
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = leaf.sharding if getattr(leaf, "committed", False) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def default_sampling_fields(generation_config: Mapping[str, Any]) -> dict[str, Any]:
