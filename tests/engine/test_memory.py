@@ -262,46 +262,46 @@ def test_what_the_plan_compiled_is_what_runs(tiny_model_path, monkeypatch):
 
 # Reality
 
-PEAK = """
-import json, sys
+HELD = """
+import ctypes, gc, json, sys
 from pathlib import Path
-import jax
+from flax import nnx
 from jaxinfer import LLM, SamplingParams
-from jaxinfer.engine.runner import ModelRunner
 from jaxinfer.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
-from flax import nnx
 
 def status_bytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
 
+def trim():
+    # What the compiler has freed would else stay with the process.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
 model, settings, prompt_tokens = json.loads(sys.argv[1])
 if isinstance(model, dict):
     model = Decoder(ModelConfig(**model), rngs=nnx.Rngs(0))
-allocate = ModelRunner.allocate
-def marked(self, params):
-    # Compilers and imports have taken their part; the peak starts from here.
-    global before
-    Path("/proc/self/clear_refs").write_text("5")
-    before = status_bytes("VmRSS")
-    allocate(self, params)
-ModelRunner.allocate = marked
 llm = LLM(model, verbose=False, **settings)
+plan = llm.memory_plan
 params = SamplingParams(temperature=0.8, seed=1, max_tokens=4, ignore_eos=True, repetition_penalty=1.1, logprobs=5,
     prompt_logprobs=1)
 prompts = [{"prompt_token_ids": [7 + i] * prompt_tokens} for i in range(settings["max_num_seqs"])]
+trim()
+Path("/proc/self/clear_refs").write_text("5")
 llm.generate(prompts, params, use_tqdm=False)
-plan = llm.memory_plan
-print(json.dumps({"grown": status_bytes("VmHWM") - before, "total": plan.total_bytes,
-    "weights": plan.weights_bytes, "cache": plan.cache_bytes, "temporaries": plan.temporaries_bytes}))
+peak = status_bytes("VmHWM")
+llm.close()
+trim()
+print(json.dumps({"held": peak - status_bytes("VmRSS"), "total": plan.total_bytes, "weights": plan.weights_bytes,
+    "cache": plan.cache_bytes, "temporaries": plan.temporaries_bytes, "state": plan.state_bytes}))
 """
 
 
-def peak_of(model, settings, prompt_tokens):
+def held_by(model, settings, prompt_tokens):
     arguments = json.dumps([model, settings, prompt_tokens])
     done = subprocess.run(
-        [sys.executable, "-c", PEAK, arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", HELD, arguments], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -314,18 +314,19 @@ WIDE = {
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured through /proc")
-def test_a_process_grows_by_what_the_plan_says():
-    """A module of one's own, whose parameters are in memory before: cache, state and temporaries grow."""
+def test_a_process_holds_what_the_plan_says():
+    """A module of one's own, whose parameters stay when the engine lets go of the rest."""
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128, "num_pages": 80_000}
-    found = peak_of(WIDE, settings, prompt_tokens=20)
+    found = held_by(WIDE, settings, prompt_tokens=20)
     planned = found["total"] - found["weights"]
     assert min(found["cache"], found["temporaries"]) > 120e6, "neither may hide the other"
-    assert 0.8 * planned < found["grown"] < 1.25 * planned, found
+    # Some library calls allocate scratch that no analysis shows: a copy of the logits, with jax 0.10.
+    assert 0.8 * planned < found["held"] < 1.4 * planned, found
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured through /proc")
-def test_the_default_model_grows_by_what_the_plan_says(smollm2_path):
+def test_the_default_model_holds_what_the_plan_says(smollm2_path):
     settings = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "max_model_len": 512}
-    found = peak_of(str(smollm2_path), settings, prompt_tokens=60)
-    assert 0.9 * found["total"] < found["grown"] < 1.1 * found["total"], found
+    found = held_by(str(smollm2_path), settings, prompt_tokens=60)
+    assert 0.9 * found["total"] < found["held"] < 1.15 * found["total"], found
