@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
     from jaxinfer.engine.errors import EngineDeadError, EngineError, RequestError
-    from jaxinfer.llm import LLM, generate
+    from jaxinfer.llm import LLM
+    from jaxinfer.quick import generate
     from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
     from jaxinfer.sampling.processors import LogitsProcessor
     from jaxinfer.scoring import ContinuationScore
@@ -38,7 +39,7 @@ _HOMES = {
     "RequestError": "jaxinfer.engine.errors",
     "LLM": "jaxinfer.llm",
     "LogitsProcessor": "jaxinfer.sampling.processors",
-    "generate": "jaxinfer.llm",
+    "generate": "jaxinfer.quick",
 }
 
 

@@ -16,7 +16,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
-from jaxinfer.llm import LLM, Prompt, Request, prompt_salt
+from jaxinfer.llm import LLM
+from jaxinfer.prompts import Prompt, Request, prompt_salt
 from jaxinfer.request import RequestOptions, RequestOutput, SamplingParams
 from jaxinfer.tokenizer import Tokenizer
 

@@ -81,8 +81,8 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache. `num_pages` counts the null page 0; None means that the planner chooses.
 
-    `gpu_memory_utilization` is the share that parameters and cache may fill of the memory that XLA manages on an
-    accelerator.
+    `gpu_memory_utilization` is the share that an engine may fill of the memory that XLA manages on an accelerator, and
+    on a CPU of the memory that is free for the process.
     """
 
     page_size: int = 16
@@ -138,6 +138,7 @@ class EngineConfig:
 
     `batch_invariant`: a request's tokens and log-probabilities do not depend on the requests beside it, bit for bit.
     `overlap`: a step is dispatched before the host has read the one before.
+    `fit_max_model_len`: `scheduler.max_model_len` is the most that is wanted; the memory plan may lower it.
     """
 
     model: ModelConfig
@@ -147,6 +148,7 @@ class EngineConfig:
     seed: int = 0
     batch_invariant: bool = True
     overlap: bool = True
+    fit_max_model_len: bool = False
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -16,17 +16,16 @@ from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig, check_se
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
+from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.open import default_sampling_fields, open_model
 from jaxinfer.progress import can_show, progress_bar
-from jaxinfer.request import DEFAULT_OPTIONS, RequestOptions, RequestOutput, SamplingParams, plain_ids
+from jaxinfer.prompts import Prompt, Request, options_of, prompt_content, prompt_salt
+from jaxinfer.request import DEFAULT_OPTIONS, RequestOptions, RequestOutput, SamplingParams
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.scoring import SCORE_PARAMS, join, score_of
 from jaxinfer.tokenizer import Tokenizer
 
-Prompt = str | Mapping[str, Any]
 _Inbox = list[tuple[RequestOutput, list[str]]]
-Request = tuple[str | None, list[int], SamplingParams, RequestOptions]
-"""A prompt's text, its token ids, and what is asked of it."""
 
 
 class LLM:
@@ -41,15 +40,17 @@ class LLM:
         revision: of a hub id: branch, tag or commit.
         dtype: of parameters and activations; "auto" is float32 on CPUs, float16 on GPUs before sm_80, bfloat16 else.
         quantization: None, the only value yet: parameters are used in `dtype`.
-        max_model_len: positions of prompt and output together; the model's own limit when None.
+        max_model_len: positions of prompt and output together; the model's own limit when None, as many as fit the
+            memory, up to that limit, when "auto".
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of one step, prefill chunks and decodes together; at least max_num_seqs.
-        gpu_memory_utilization: share of an accelerator's memory for parameters and cache; see `num_pages` for CPUs.
+        gpu_memory_utilization: share to fill of an accelerator's memory; on a CPU, of the memory that is free.
         enable_prefix_caching: requests that begin alike share the pages of what is alike, at once and later.
         kv_cache_dtype: of keys and values in the cache; "auto" is `dtype`.
         tensor_parallel_size: 1, the only value yet.
         page_size: tokens a page of the cache holds; it changes no result.
-        num_pages: pages of the cache; as many as max_num_seqs full sequences need when None, on CPUs up to 4 GB.
+        num_pages: pages of the cache; when None as many as max_num_seqs full sequences need and the memory holds, on
+            CPUs up to 4 GB or one full sequence.
         batch_invariant: a request's tokens and log-probabilities do not depend, bit for bit, on the requests beside it.
             None is True on CPUs, False elsewhere, where True is not available yet. False decodes one stream faster.
         overlap: start a step before the last one's tokens have been read; it changes no result.
@@ -59,7 +60,8 @@ class LLM:
         verbose: say on stderr what is loaded, and show progress bars in a terminal or notebook.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument out of its range; `MemoryPlanError`, a kind of it, where the model and its settings do
+            not fit the memory, before weights are read.
         CheckpointError: a model that cannot be found or read.
     """
 
@@ -72,7 +74,7 @@ class LLM:
         revision: str | None = None,
         dtype: str = "auto",
         quantization: str | None = None,
-        max_model_len: int | None = None,
+        max_model_len: int | Literal["auto"] | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
         gpu_memory_utilization: float | int = 0.9,
@@ -93,33 +95,39 @@ class LLM:
         processors = _check_processors(logits_processors)
         batch_invariant = _check_invariance(batch_invariant)
         cache = CacheConfig(page_size, num_pages, kv_cache_dtype, gpu_memory_utilization, enable_prefix_caching)
+        asked = None if max_model_len == "auto" else max_model_len
         scheduler = SchedulerConfig(
-            **({} if max_model_len is None else {"max_model_len": max_model_len}),
+            **({} if asked is None else {"max_model_len": asked}),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             tenant_weights={} if tenant_weights is None else tenant_weights,
         )
         self._verbose = verbose and can_show()
-        opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
-        if verbose:
-            print(f"jaxinfer: {opened.source}", file=sys.stderr)
-        self.tokenizer = opened.tokenizer
-        self._source = opened.source
-        self._default_fields = default_sampling_fields(opened.loaded.generation_config)
-        limit = opened.loaded.config.max_position
-        length = limit if max_model_len is None else max_model_len
-        if not 2 <= length <= limit:
-            raise ValueError(f"max_model_len={length} must be from 2 up to the model's {limit}")
-        config = EngineConfig(
-            model=opened.loaded.config,
-            cache=cache,
-            scheduler=replace(scheduler, max_model_len=length),
-            dtype=opened.dtype,
-            seed=seed,
-            batch_invariant=batch_invariant,
-            overlap=overlap,
-        )
-        self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, processors)
+        self._engine: Engine | None = None
+        with open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype) as opened:
+            if verbose:
+                print(f"jaxinfer: {opened.source}", file=sys.stderr)
+            self.tokenizer = opened.tokenizer
+            self._source = opened.source
+            self.default_sampling_fields = default_sampling_fields(opened.model.generation_config)
+            limit = opened.model.config.max_position
+            length = limit if asked is None else asked
+            if not 2 <= length <= limit:
+                raise ValueError(f"max_model_len={length} must be from 2 up to the model's {limit}")
+            config = EngineConfig(
+                model=opened.model.config,
+                cache=cache,
+                scheduler=replace(scheduler, max_model_len=length),
+                dtype=opened.dtype,
+                seed=seed,
+                batch_invariant=batch_invariant,
+                overlap=overlap,
+                fit_max_model_len=max_model_len == "auto",
+            )
+            self._engine = Engine(opened.model, self.tokenizer, config, processors)
+        fitted = self._engine.config.scheduler.max_model_len
+        if verbose and fitted < length:
+            print(f"jaxinfer: max_model_len={fitted} fits the memory; the model's limit is {limit}", file=sys.stderr)
         self._ids = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
         del opened  # the engine has it; a traceback that holds this frame must not hold it too
@@ -144,6 +152,11 @@ class LLM:
         return self._engine
 
     @property
+    def memory_plan(self) -> MemoryPlan:
+        """What the engine holds, planned before it held it; prints as a small table."""
+        return self.engine.memory_plan
+
+    @property
     def params(self) -> Any:
         """The parameters on the device, in the structure of the Flax module's state."""
         return self.engine.runner.params
@@ -166,7 +179,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's `generation_config.json` recommends; used where a call gives no sampling_params."""
-        return SamplingParams(**self._default_fields)
+        return SamplingParams(**self.default_sampling_fields)
 
     def generate(
         self,
@@ -190,8 +203,10 @@ class LLM:
         prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = self._params_of(sampling_params, len(prompts))
         salts = [prompt_salt(prompt) for prompt in prompts]
-        options = _options(len(prompts), priority, tenant, timeout_s, salts)
-        requests = [(*self._encode(prompt), *chosen) for prompt, *chosen in zip(prompts, params, options, strict=True)]
+        options = options_of(len(prompts), priority, tenant, timeout_s, salts)
+        requests: list[Request] = [
+            (*self._encode(prompt), each, option) for prompt, each, option in zip(prompts, params, options, strict=True)
+        ]
         return self._run(requests, use_tqdm)
 
     def chat(
@@ -216,7 +231,7 @@ class LLM:
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         params = self._params_of(sampling_params, len(conversations))
         ids = [self.tokenizer.apply_chat_template(each, **template_variables) for each in conversations]
-        options = _options(len(ids), priority, tenant, timeout_s, cache_salt)
+        options = options_of(len(ids), priority, tenant, timeout_s, cache_salt)
         return self._run([(None, *each) for each in zip(ids, params, options, strict=True)], use_tqdm)
 
     def score(
@@ -242,7 +257,7 @@ class LLM:
             raise ValueError(f"score: {len(asked)} prompts and {len(answers)} entries of continuations")
         groups = [[each] if isinstance(each, str | Mapping) else list(each) for each in answers]
         pairs = [
-            join(self.tokenizer, _content(prompt), _content(each))
+            join(self.tokenizer, prompt_content(prompt), prompt_content(each))
             for prompt, group in zip(asked, groups, strict=True)
             for each in group
         ]
@@ -291,7 +306,7 @@ class LLM:
                         finished = output.finished
                         if deltas[0]:
                             yield deltas[0]
-                        _raise_error(output)
+                        raise_error(output)
             finally:
                 with DeferredInterrupts():
                     self._drop([request_id])
@@ -330,7 +345,7 @@ class LLM:
         return list(sampling_params)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        content = _content(prompt)
+        content = prompt_content(prompt)
         if isinstance(content, str):
             return content, self.tokenizer.encode(content)
         return (prompt.get("prompt") if isinstance(prompt, Mapping) else None), content
@@ -391,70 +406,6 @@ class LLM:
                 self._engine.abort(request_id)
 
 
-def generate(prompts: Prompt | Sequence[Prompt], model: str | None = None, **fields: Any) -> str | list[str]:
-    """Complete one prompt or several with a model that is loaded once and kept; `fields` are `SamplingParams`'.
-
-    Where neither `fields` nor the model's `generation_config.json` set a temperature it is 0: the likeliest tokens, the
-    same on every call.
-
-    Returns:
-        The text for one prompt, a list of texts for several.
-
-    Raises:
-        ValueError: a bad prompt or field, or a field whose result is more than a text (`n`, `logprobs` …).
-        RequestError: a request failed, as where no token was allowed.
-    """
-    for name in ("n", "best_of", "logprobs", "prompt_logprobs", "return_hidden_states", "return_logits"):
-        if name in fields:
-            raise ValueError(f"{name}={fields[name]!r}: generate() returns one text a prompt; use LLM.generate")
-    if model not in _kept:
-        for other in _kept.values():
-            other.close()  # before the next one takes its memory
-        _kept.clear()
-        _kept[model] = LLM(model)
-    llm = _kept[model]
-    params = SamplingParams(**{"temperature": 0.0, **llm._default_fields, **fields})
-    outputs = llm.generate(prompts, params)
-    for output in outputs:
-        _raise_error(output)
-    texts = [output.outputs[0].text for output in outputs]
-    return texts[0] if isinstance(prompts, str | Mapping) else texts
-
-
-_kept: dict[str | None, LLM] = {}
-
-
-def _content(prompt: Any) -> str | list[int]:
-    """A prompt's text or token ids. Raises `ValueError` for one that has neither."""
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, Mapping):
-        if unknown := sorted(set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}, key=str):
-            raise ValueError(f"prompt: {unknown[0]!r} is not supported; a prompt needs 'prompt' or 'prompt_token_ids'")
-        if prompt.get("prompt_token_ids") is not None:
-            return plain_ids("prompt_token_ids", prompt["prompt_token_ids"])
-        if isinstance(prompt.get("prompt"), str):
-            return prompt["prompt"]
-        raise ValueError(f"a prompt needs 'prompt' (text) or 'prompt_token_ids'; got the keys {list(prompt)}")
-    raise ValueError(f"a prompt is a text or a mapping with 'prompt' or 'prompt_token_ids', not {prompt!r:.60}")
-
-
-def prompt_salt(prompt: Prompt) -> Any:
-    return prompt.get("cache_salt", "") if isinstance(prompt, Mapping) else ""
-
-
-def _options(count: int, priority: Any, tenant: Any, timeout_s: Any, cache_salt: Any) -> list[RequestOptions]:
-    """Each request's options, from one value for all of them or a list with one for each."""
-    given = {"priority": priority, "tenant": tenant, "cache_salt": cache_salt}
-    columns = []
-    for name, values in given.items():
-        single = isinstance(values, str) or not isinstance(values, Sequence)
-        if not single and len(values) != count:
-            raise ValueError(f"{name} has {len(values)} entries for {count} prompts")
-        columns.append([values] * count if single else values)
-    return [RequestOptions(one, two, three, timeout_s) for one, two, three in zip(*columns, strict=True)]
-
-
 def _check_values(quantization: str | None, tensor_parallel_size: int) -> None:
     if quantization not in (None, "none"):
         raise ValueError(f"quantization={quantization!r} is not available; leave it out: parameters are used in dtype")
@@ -469,7 +420,7 @@ def _check_processors(processors: Any) -> list[LogitsProcessor]:
     return list(processors)
 
 
-def _raise_error(output: RequestOutput) -> None:
+def raise_error(output: RequestOutput) -> None:
     choice = output.outputs[0]
     if choice.finish_reason == "error":
         raise RequestError(f"the request failed: {choice.stop_reason}")

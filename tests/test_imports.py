@@ -32,7 +32,13 @@ HOST_CODE = (
     "jaxinfer.structured",
     "jaxinfer.plan",
 )
-ENGINE_AND_ABOVE = ("jaxinfer.engine", "jaxinfer.llm", "jaxinfer.async_llm", *(f"jaxinfer.{door}" for door in DOORS))
+ENGINE_AND_ABOVE = (
+    "jaxinfer.engine",
+    "jaxinfer.llm",
+    "jaxinfer.async_llm",
+    "jaxinfer.quick",
+    *(f"jaxinfer.{door}" for door in DOORS),
+)
 
 # (importers, what they may not import, why). Names cover their submodules.
 FORBIDDEN: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [

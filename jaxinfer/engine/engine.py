@@ -13,19 +13,16 @@ import numpy as np
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.page_manager import PageManager
-from jaxinfer.cache.paged_kv import page_bytes
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.buckets import plan_buckets
+from jaxinfer.engine.assemble import assemble
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.inputs import Row
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.live import LiveRequest
-from jaxinfer.engine.load import LoadedModel
-from jaxinfer.engine.memory import plan_pages
+from jaxinfer.engine.load import ModelSource
 from jaxinfer.engine.outputs import OutputState
 from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
-from jaxinfer.engine.runner import ModelRunner
-from jaxinfer.engine.sampler import Sampler, SamplingRow
+from jaxinfer.engine.sampler import SamplingRow
 from jaxinfer.request import (
     DEFAULT_OPTIONS,
     Logprob,
@@ -59,36 +56,21 @@ class Engine:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: ModelSource,
         tokenizer: Tokenizer,
         config: EngineConfig,
         logits_processors: Sequence[LogitsProcessor] = (),
     ):
-        limits, cache, shape = config.scheduler, config.cache, config.model
-        self.config = config
+        assembled = assemble(model, config, logits_processors)
+        self.config, self.memory_plan = assembled.config, assembled.plan
+        self.runner, self.sampler = assembled.runner, assembled.sampler
         self.tokenizer = tokenizer
-        table_width = -(-limits.max_model_len // cache.page_size)
-        one = page_bytes(shape.num_layers, shape.num_kv_heads, cache.page_size, shape.head_dim, config.kv_dtype)
-        wanted = limits.max_num_seqs * table_width
-        num_pages = cache.num_pages or plan_pages(
-            one, wanted=wanted, needed=table_width, utilization=cache.gpu_memory_utilization
-        )
-        self.runner = ModelRunner(
-            model,
-            plan_buckets(limits.max_num_batched_tokens, limits.max_num_seqs, single_row=not config.batch_invariant),
-            num_pages=num_pages,
-            page_size=cache.page_size,
-            table_width=table_width,
-            kv_dtype=config.kv_dtype,
-            num_lanes=limits.max_num_seqs,
-        )
-        self.sampler = Sampler(shape.vocab_size, limits.max_num_seqs, seed=config.seed, processors=logits_processors)
-        window = max(shape.windows) if all(shape.windows) else 0
+        limits, cache, windows = self.config.scheduler, self.config.cache, self.config.model.windows
         pages = PageManager(
-            PageAllocator(num_pages),
+            PageAllocator(self.memory_plan.num_pages),
             cache.page_size,
             share=cache.enable_prefix_caching,
-            window=window,
+            window=max(windows) if all(windows) else 0,
             max_chunk=limits.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(limits, pages)

@@ -35,10 +35,17 @@ class LayerwiseWeights:
 
 
 def split_weights(graphdef: Any, params: Any) -> LayerwiseWeights:
-    """Views of each layer in the stacked parameters. On a CPU they share the stack's memory."""
+    """Views of each layer in the stacked parameters. On a CPU they share the stack's memory.
+
+    Of parameters that are shapes, the shapes of a layer's, as often as there are layers.
+    """
     model = nnx.merge(graphdef, params)
+    shapes = jax.tree.leaves(nnx.split(model.layers)[1])
+    if isinstance(shapes[0], jax.ShapeDtypeStruct):
+        one = tuple(jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in shapes), np.int32(0), np.int32(0)
+        return LayerwiseWeights(tuple(jax.tree.leaves(params)), (one,) * len(model.config.windows))
     # A NumPy view of a JAX array on a CPU is its memory, and `device_put` takes aligned memory as it is.
-    stack = [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.split(model.layers)[1])]
+    stack = [np.asarray(leaf) for leaf in shapes]
     layers = [
         (tuple(leaf[index] for leaf in stack), np.int32(index), np.int32(window))
         for index, window in enumerate(model.config.windows)
@@ -53,6 +60,10 @@ class LayerwiseProgram:
     begin: Any
     layer: Any
     end: Any
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.begin, self.layer, self.end
 
     def __call__(self, weights: LayerwiseWeights, cache: PagedKVCache, inputs: StepInputs) -> tuple[Any, ...]:
         x, shared = self.begin(weights.leaves, inputs)

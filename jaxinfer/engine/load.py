@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,27 @@ class LoadedModel:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ModelSource:
+    """A model whose parameters have not been read: what is known before, and how to read them.
+
+    `shapes` has the structure of the parameters, of which `held_bytes` are in memory already. `read` gives the
+    parameters, once; `close` lets go of the files, read or not.
+    """
+
+    config: ModelConfig
+    graphdef: Any
+    shapes: Any
+    read: Callable[[], Any]
+    close: Callable[[], None] = lambda: None
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    held_bytes: int = 0
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.shapes))
+
+
 def load_model(path: Path, dtype: str) -> LoadedModel:
     """Read a GGUF file, a Hugging Face folder or a native checkpoint into parameters of `dtype`.
 
@@ -45,31 +67,52 @@ def load_model(path: Path, dtype: str) -> LoadedModel:
     Raises:
         CheckpointError: the file is damaged, its architecture is unknown, or its tensors do not fit the architecture.
     """
-    if is_native_checkpoint(path):
-        return _restore_native(path, dtype)
-    with open_checkpoint(path) as checkpoint:
-        try:
-            family, config = _configure(checkpoint)
-        except ValueError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        pieces = family.pieces(config, checkpoint.format)
-        ignorable = list(family.IGNORABLE)
-        if config.tie_embeddings:
-            ignorable.append(r"lm_head\.weight")
-        check_tensors(checkpoint.tensors, {piece.name: piece.shape for piece in pieces}, ignorable, path)
+    source = open_source(path, dtype)
+    try:
+        return LoadedModel(source.config, source.graphdef, source.read(), source.generation_config)
+    finally:
+        source.close()
 
-        by_leaf = defaultdict(list)
-        for piece in pieces:
-            by_leaf[piece.leaf].append(piece)
-        graphdef, abstract = abstract_model(config, dtype)
-        leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract)
-        filled = []
-        for key_path, leaf in leaves:
-            array = aligned_empty(leaf.shape, leaf.dtype)
-            for piece in by_leaf[leaf_path(key_path)]:
-                _fill(array, piece, checkpoint)
-            filled.append(jax.device_put(array))
-        return LoadedModel(config, graphdef, jax.tree.unflatten(treedef, filled), checkpoint.generation_config)
+
+def open_source(path: Path, dtype: str) -> ModelSource:
+    """The first half of `load_model`: everything but the parameters. `read` raises what is found in their values."""
+    if is_native_checkpoint(path):
+        return _native_source(path, dtype)
+    checkpoint = open_checkpoint(path)
+    try:
+        return _checkpoint_source(checkpoint, path, dtype)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _checkpoint_source(checkpoint: Checkpoint, path: Path, dtype: str) -> ModelSource:
+    try:
+        family, config = _configure(checkpoint)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    pieces = family.pieces(config, checkpoint.format)
+    ignorable = list(family.IGNORABLE)
+    if config.tie_embeddings:
+        ignorable.append(r"lm_head\.weight")
+    check_tensors(checkpoint.tensors, {piece.name: piece.shape for piece in pieces}, ignorable, path)
+    graphdef, abstract = abstract_model(config, dtype)
+    read = partial(_read_params, checkpoint, pieces, abstract)
+    return ModelSource(config, graphdef, abstract, read, checkpoint.close, checkpoint.generation_config)
+
+
+def _read_params(checkpoint: Checkpoint, pieces: Sequence[Piece], abstract: Any) -> Any:
+    by_leaf = defaultdict(list)
+    for piece in pieces:
+        by_leaf[piece.leaf].append(piece)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract)
+    filled = []
+    for key_path, leaf in leaves:
+        array = aligned_empty(leaf.shape, leaf.dtype)
+        for piece in by_leaf[leaf_path(key_path)]:
+            _fill(array, piece, checkpoint)
+        filled.append(jax.device_put(array))
+    return jax.tree.unflatten(treedef, filled)
 
 
 def _fill(array: np.ndarray, piece: Piece, checkpoint: Checkpoint) -> None:
@@ -81,7 +124,7 @@ def _fill(array: np.ndarray, piece: Piece, checkpoint: Checkpoint) -> None:
         piece.put(array, checkpoint.read(piece.name, np.empty(piece.shape, array.dtype)))
 
 
-def _restore_native(path: Path, dtype: str) -> LoadedModel:
+def _native_source(path: Path, dtype: str) -> ModelSource:
     manifest = read_manifest(path)
     try:
         config = model_config_from_json(manifest.config)
@@ -89,14 +132,14 @@ def _restore_native(path: Path, dtype: str) -> LoadedModel:
         graphdef, abstract = abstract_model(config, dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise CheckpointError(f"{path / MANIFEST_NAME}: {error}; convert the source checkpoint again") from error
-    restored = restore_params(path, named_leaves(abstract))
     generation = path / "generation_config.json"
-    return LoadedModel(
-        config,
-        graphdef,
-        jax.tree.unflatten(jax.tree.structure(abstract), restored.values()),
-        read_json(generation) if generation.is_file() else {},
-    )
+    recommended = read_json(generation) if generation.is_file() else {}
+
+    def read() -> Any:
+        restored = restore_params(path, named_leaves(abstract))
+        return jax.tree.unflatten(jax.tree.structure(abstract), restored.values())
+
+    return ModelSource(config, graphdef, abstract, read, generation_config=recommended)
 
 
 def named_leaves(params: Any) -> dict[str, Any]:

@@ -13,25 +13,34 @@ from flax import nnx
 
 from jaxinfer.checkpoint.hub import resolve_model
 from jaxinfer.config import DTYPES, ModelConfig
-from jaxinfer.engine.load import LoadedModel, auto_dtype, load_model
+from jaxinfer.engine.load import ModelSource, auto_dtype, open_source
 from jaxinfer.engine.runner import matching_params
 from jaxinfer.tokenizer import Tokenizer, blank_tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model, its tokenizer, the dtype it runs in, and one line that says where it came from."""
+    """A model, its tokenizer, the dtype it runs in, and one line that says where it came from.
 
-    loaded: LoadedModel
+    The end of a `with` block closes the model's files.
+    """
+
+    model: ModelSource
     tokenizer: Tokenizer
     dtype: str
     source: str
+
+    def __enter__(self) -> OpenedModel:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.model.close()
 
 
 def open_model(
     model: Any, *, params: Any = None, tokenizer: Any = None, revision: str | None, dtype: str
 ) -> OpenedModel:
-    """Read a checkpoint, or take a module and its parameters. See `LLM` for the arguments.
+    """Open a checkpoint, or take a module and its parameters. See `LLM` for the arguments.
 
     Raises:
         ValueError: an argument out of its range, or arguments that exclude each other.
@@ -50,10 +59,9 @@ def open_model(
     given = tokenizer if isinstance(tokenizer, str) else None
     resolved = resolve_model(model, revision=revision, tokenizer=given)
     dtype = auto_dtype() if dtype == "auto" else dtype
-    loaded = load_model(resolved.path, dtype)
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = load_tokenizer(resolved.tokenizer)
-    return OpenedModel(loaded, tokenizer, dtype, resolved.source)
+    return OpenedModel(open_source(resolved.path, dtype), tokenizer, dtype, resolved.source)
 
 
 def _open_module(
@@ -82,7 +90,14 @@ def _open_module(
         tokenizer = blank_tokenizer(config.vocab_size, config.eos_token_ids)
     elif isinstance(tokenizer, str):
         tokenizer = load_tokenizer(tokenizer)
-    return OpenedModel(LoadedModel(config, graphdef, placed), tokenizer, own_dtype, f"the module {name}")
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(placed) if isinstance(leaf, jax.Array))
+    source = ModelSource(config, graphdef, jax.tree.map(_shape_of, placed), lambda: placed, held_bytes=held)
+    return OpenedModel(source, tokenizer, own_dtype, f"the module {name}")
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = leaf.sharding if getattr(leaf, "committed", False) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def default_sampling_fields(generation_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jaxinfer.engine.buckets import Bucket, choose_bucket
 from jaxinfer.engine.inputs import Row, build
 from jaxinfer.engine.layerwise import compile_layerwise, split_weights, supports
 from jaxinfer.engine.load import LoadedModel, named_leaves
-from jaxinfer.engine.steps import StepInputs, compile_forward, make_score
+from jaxinfer.engine.steps import StepInputs, compile_forward, make_score, memory_of
 from jaxinfer.request import MAX_LOGPROBS
 
 SCORE_TILE_ROWS = 64
@@ -31,6 +31,7 @@ class ModelRunner:
     """Runs rows through the model. `num_pages` counts the null page; tables are `table_width` pages wide.
 
     A program is compiled when `program` first asks for it; `num_compiles` counts them, so that one made late shows.
+    With a model whose `params` are shapes, it compiles and holds nothing on the device until `allocate`.
     """
 
     def __init__(
@@ -61,7 +62,24 @@ class ModelRunner:
         self._make_cache = partial(
             init_cache, config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, kv_dtype
         )
-        self.cache: PagedKVCache = self._make_cache()
+        self.cache: PagedKVCache = jax.eval_shape(self._make_cache)
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in self._leaves):
+            self.allocate(model.params)
+
+    def allocate(self, params: Any) -> None:
+        """Take the parameters, of the shapes that the runner was made with, and make the cache."""
+        self._take_params(params)
+        self.cache = self._make_cache()
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """The most that the programs compiled so far take beside parameters and cache, by their own analysis.
+
+        Returns:
+            Bytes while a program runs, and bytes of what a step returns.
+        """
+        steps = [memory_of(program) for program in self._programs.values()]
+        scoring = 0 if self._score is None else sum(memory_of(self._score))
+        return max(scoring, *(working for working, _ in steps)), max(outputs for _, outputs in steps)
 
     def program(self, bucket: Bucket) -> Any:
         """The compiled step of a bucket, compiled now if it has not been."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from jaxinfer.engine.steps import memory_of
 from jaxinfer.request import MAX_LOGPROBS, SamplingParams, SequenceState
 from jaxinfer.sampling.inputs import MAX_LOGIT_BIAS, SamplingInputs
 from jaxinfer.sampling.processors import ENABLED, LogitsProcessor
@@ -31,7 +32,10 @@ _SCALARS = (
 
 
 class Sampler:
-    """Samples the rows of a step. Programs are compiled per row count by `compile`; `num_compiles` counts them."""
+    """Samples the rows of a step. Programs are compiled per row count by `compile`; `num_compiles` counts them.
+
+    It compiles and holds nothing on the device until `restore_state`.
+    """
 
     def __init__(self, vocab_size: int, num_lanes: int, *, seed: int, processors: Sequence[LogitsProcessor] = ()):
         self.vocab_size = vocab_size
@@ -42,7 +46,7 @@ class Sampler:
                 f"logits_processors: two have one name; the names are {[each.name for each in processors]}"
             )
         self.num_compiles = 0
-        self.state = init_state(num_lanes, vocab_size)
+        self.state: SamplingState = jax.eval_shape(partial(init_state, num_lanes, vocab_size))
         self._seed = seed
         self._programs: dict[int, Any] = {}
 
@@ -62,6 +66,11 @@ class Sampler:
             self._programs[num_rows] = function.lower(logits, self.state, inputs).compile()
             self.num_compiles += 1
         return self._programs[num_rows]
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Temporaries and outputs of the programs compiled so far, by their own analysis, and the state."""
+        programs = [sum(memory_of(program)) for program in self._programs.values()]
+        return max(programs, default=0), sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.state))
 
     def _inputs(self, num_rows: int) -> SamplingInputs:
         return SamplingInputs.greedy(
@@ -84,7 +93,7 @@ class Sampler:
         self.state = set_lane(self.state, self.num_lanes, counts, seen, 0)
 
     def restore_state(self) -> None:
-        """After a failed step, which may have consumed the state: an empty one."""
+        """An empty state: at the start, and after a failed step, which may have consumed the one there was."""
         self.state = init_state(self.num_lanes, self.vocab_size)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ class StepInputs:
 def compile_forward(
     graphdef: Any,
     treedef: Any,
-    leaves: tuple[Array, ...],
+    leaves: tuple[Any, ...],
     cache: PagedKVCache,
     inputs: StepInputs,
     *,
@@ -47,7 +47,8 @@ def compile_forward(
     """The step for the shapes of `inputs`, as one program, and the dtype of its hidden states.
 
     The program is `(leaves, cache, inputs) -> (hidden [T, D], logits [R, V], cache)`; the cache is donated. `leaves`
-    are the parameters as a flat tuple: jit flattens one in C++, where a module state costs milliseconds.
+    are the parameters as a flat tuple: jit flattens one in C++, where a module state costs milliseconds. Parameters and
+    cache may be shapes.
     """
 
     def forward(
@@ -85,3 +86,14 @@ def make_score(graphdef: Any, treedef: Any, *, num_logprobs: int) -> Callable[..
         return prompt_logprobs(model.logits(hidden), targets, num_logprobs)
 
     return jax.jit(score)
+
+
+def memory_of(program: Any) -> tuple[int, int]:
+    """Bytes of a compiled program: its temporaries, and its outputs that take no donated argument's place.
+
+    A program in parts runs one part at a time; what the parts pass on counts as output.
+    """
+    parts = getattr(program, "parts", (program,))
+    found = [part.memory_analysis() for part in parts]
+    outputs = sum(each.output_size_in_bytes - each.alias_size_in_bytes for each in found)
+    return max(each.temp_size_in_bytes for each in found), outputs
