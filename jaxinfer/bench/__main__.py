@@ -1,4 +1,4 @@
-"""`python -m jaxinfer.bench latency|throughput|context|load-memory`: how far from the machine's limits we are."""
+"""`python -m jaxinfer.bench COMMAND`: how far from the machine's limits we are, and whether the promises hold."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     context.add_argument("--contexts", type=_context_list, default=[512, 2048, 4096, 8000], metavar="N,N,…")
     context.add_argument("--steps", type=_positive, default=8, metavar="N", help="at each length, in each repeat")
     add("load-memory", _load_memory, 0, "peak host memory while the model loads")
+    add("invariance", _invariance, 0, "one request alone, among others, cached, preempted …: are the bits the same?")
     return parser
 
 
@@ -181,6 +182,25 @@ def _load_memory(arguments: argparse.Namespace) -> dict[str, Any]:
     about = environment(results["dtype"], resolve_model(arguments.model).source)
     settings = {"model": arguments.model, "dtype": arguments.dtype}
     targets = [target("peak_rss_bytes", results["peak_rss_bytes"], at_most=results["limit_bytes"])]
+    return {"environment": about, "settings": settings, "results": results, "targets": targets}
+
+
+def _invariance(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.environment import environment
+    from jaxinfer.bench.invariance import check_invariance
+    from jaxinfer.checkpoint.hub import resolve_model
+    from jaxinfer.llm import LLM
+
+    settings = {"max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 128}
+
+    def make(**changed: Any) -> LLM:
+        return LLM(arguments.model, dtype=arguments.dtype, verbose=False, **{**settings, **changed})
+
+    found = check_invariance(make)
+    about = environment(arguments.dtype, resolve_model(arguments.model).source)
+    results = {each.name: "the same bits" if each.same else "OTHER BITS" for each in found}
+    same = sum(each.same for each in found)
+    targets = [target("circumstances with the same bits", same, at_least=len(found))]
     return {"environment": about, "settings": settings, "results": results, "targets": targets}
 
 
