@@ -86,10 +86,15 @@ class AsyncLLM:
         """End a request; returns when what it held is free. One that is not running is no error."""
         await asyncio.wrap_future(self._driver.call(partial(self._driver.abort, request_id)))
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int | float]:
         """Counts of the engine, as in `LLM.stats`."""
         self._driver.check()
         return self._llm.stats()
+
+    async def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
+        """As `LLM.wait_until_compiled`, without holding up the event loop."""
+        self._driver.check()
+        await asyncio.to_thread(self._llm.wait_until_compiled, timeout_s)
 
     def close(self) -> None:
         """End every request with `RuntimeError`, wait for the step that runs, and give the memory back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -126,6 +127,7 @@ class EngineConfig:
     """Everything an engine is built from.
 
     `batch_invariant`: a request's tokens and log-probabilities do not depend on the requests beside it, bit for bit.
+    `compilation_cache`: where compiled programs are kept; see `LLM`.
     """
 
     model: ModelConfig
@@ -134,6 +136,7 @@ class EngineConfig:
     dtype: str = "float32"
     seed: int = 0
     batch_invariant: bool = True
+    compilation_cache: str | PathLike[str] | bool | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

@@ -6,6 +6,7 @@ import gc
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import Any
@@ -17,6 +18,7 @@ from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.open import default_sampling_fields, open_model
+from jaxinfer.phases import log_phase, phase, process_age_s
 from jaxinfer.progress import can_show, progress_bar
 from jaxinfer.request import RequestOutput, SamplingParams, plain_ids
 from jaxinfer.sampling.processors import LogitsProcessor
@@ -51,6 +53,10 @@ class LLM:
         batch_invariant: a request's tokens and log-probabilities do not depend, bit for bit, on the requests beside it.
             None is True on CPUs, False elsewhere, where True is not available yet. False decodes one stream faster.
         logits_processors: device functions that requests may switch on by name.
+        compilation_cache: a folder for compiled programs, which spares the next process most of its start. True is
+            the user's folder for caches, False none; None is True unless jax's own persistent compilation cache is on.
+            Programs of modules and logits processors of your own are not kept. Up to 1 GiB, what was used longest ago
+            goes first; the folder must not be writable by others, since what it holds is run.
         seed: from which requests without a seed derive theirs.
         verbose: say on stderr what is loaded, and show progress bars in a terminal or notebook.
 
@@ -79,6 +85,7 @@ class LLM:
         num_pages: int | None = None,
         batch_invariant: bool | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
+        compilation_cache: str | PathLike[str] | bool | None = None,
         seed: int = 0,
         verbose: bool = True,
     ):
@@ -90,7 +97,10 @@ class LLM:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         scheduler = SchedulerConfig(**limits) if max_model_len is None else SchedulerConfig(max_model_len, **limits)
         self._verbose = verbose and can_show()
-        opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
+        if (age_s := process_age_s()) is not None:
+            log_phase("process start until now", age_s)
+        with phase("model and tokenizer"):
+            opened = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
         if verbose:
             print(f"jaxinfer: {opened.source}", file=sys.stderr)
         self.tokenizer = opened.tokenizer
@@ -107,13 +117,15 @@ class LLM:
             dtype=opened.dtype,
             seed=seed,
             batch_invariant=batch_invariant,
+            compilation_cache=compilation_cache,
         )
         self._engine: Engine | None = Engine(opened.loaded, self.tokenizer, config, processors)
         self._ids = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
+        self._has_stepped = False
         del opened  # the engine has it; a traceback that holds this frame must not hold it too
         try:
-            with progress_bar(desc="compiling", shown=self._verbose) as bar:
+            with progress_bar(desc="compiling", shown=self._verbose) as bar, phase("programs"):
                 self._engine.warm_up(lambda done, total: _advance(bar, done, total))
         except BaseException:
             self.close()
@@ -267,9 +279,18 @@ class LLM:
         finally:  # once more, for an interrupt on the way into the section above
             self._drop([request_id])
 
-    def stats(self) -> dict[str, int]:
-        """Counts of the engine: running, queued, pages used and in all, compiled programs."""
+    def stats(self) -> dict[str, int | float]:
+        """Counts of the engine: running, queued, pages used and in all, programs compiled and loaded, padding."""
         return self.engine.stats()
+
+    def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
+        """Wait for the programs that are compiled while the first requests run already: from then on nothing is.
+
+        Raises:
+            TimeoutError: they were not within `timeout_s`.
+            RuntimeError: one could not be compiled, or the LLM was closed meanwhile.
+        """
+        self.engine.wait_until_compiled(timeout_s)
 
     def close(self) -> None:
         """Give the memory back. The object cannot be used afterwards."""
@@ -350,7 +371,9 @@ class LLM:
         if not self.engine.has_work or request_id not in self._inboxes:
             raise EngineError("this request was aborted, or dropped when the step of another call failed; repeat it")
         try:
-            moved = self.engine.step()
+            with nullcontext() if self._has_stepped else phase("first step"):
+                moved = self.engine.step()
+            self._has_stepped = True
         except BaseException:
             self._drop(list(self._inboxes))  # the engine runs all requests together and has dropped them all
             raise

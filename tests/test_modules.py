@@ -73,6 +73,7 @@ def test_a_module_of_ones_own_is_updated_like_any_other(loaded, expected):
 
     module = Halved(loaded.config, rngs=nnx.Rngs(1))
     with LLM(module, max_model_len=64, **SMALL) as llm:
+        llm.wait_until_compiled()
         compiled = llm.stats()["num_compiles"]
         assert llm.generate(prompts(expected), GREEDY)[0].outputs[0].token_ids != expected["greedy"][0].tolist()
         llm.update_params(loaded.params)

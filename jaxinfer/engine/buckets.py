@@ -11,7 +11,8 @@ MIN_ROWS = 8
 """Fewest tokens and rows of a step: below it XLA's CPU matmuls give a row other bits (docs/performance.md)."""
 _CHUNK_TILE_QUERIES = 16
 _SIZE_STEP = 8
-_MIN_CHUNK_TOKENS = 32
+MIN_CHUNK_TOKENS = 32
+"""Fewest tokens of a step that has chunks."""
 _MAX_CANDIDATES = 128
 
 
@@ -46,14 +47,14 @@ def plan_buckets(
         ValueError: fewer than two programs.
     """
     all_rows = _round_up(max_num_seqs, _SIZE_STEP)
-    most_tokens = max(_MIN_CHUNK_TOKENS, _round_up(max_num_batched_tokens, _SIZE_STEP))
+    most_tokens = max(MIN_CHUNK_TOKENS, _round_up(max_num_batched_tokens, _SIZE_STEP))
     if num_programs is None:
-        num_programs = _num_doublings(_MIN_CHUNK_TOKENS, most_tokens) + _num_doublings(MIN_ROWS, all_rows)
+        num_programs = _num_doublings(MIN_CHUNK_TOKENS, most_tokens) + _num_doublings(MIN_ROWS, all_rows)
     if num_programs < 2:
         raise ValueError(f"num_programs={num_programs} must be at least 2: one with chunks and one for decode steps")
 
     most = num_programs - 1
-    chunk_plans, decode_plans = _plans(_MIN_CHUNK_TOKENS, most_tokens, most), _plans(MIN_ROWS, all_rows, most)
+    chunk_plans, decode_plans = _plans(MIN_CHUNK_TOKENS, most_tokens, most), _plans(MIN_ROWS, all_rows, most)
     chunk_sizes, decode_sizes = min(
         zip(chunk_plans, reversed(decode_plans), strict=True),
         key=lambda sizes: sum(expected_waste(each) for each in sizes),
@@ -85,8 +86,8 @@ def _plans(first: int, last: int, most: int) -> list[tuple[int, ...]]:
     stride = _SIZE_STEP * max(1, -(-(last - first) // (_SIZE_STEP * _MAX_CANDIDATES)))
     sizes = [*range(first, last, stride), last]
     upto = [_load(last)[size] for size in sizes]
-    best = [(upto[j] * size, (size,)) for j, size in enumerate(sizes)]
-    plans = [best[-1][1]]
+    best: list[tuple[float, tuple[int, ...]]] = [(upto[j] * size, (size,)) for j, size in enumerate(sizes)]
+    plans: list[tuple[int, ...]] = [best[-1][1]]
     for _ in range(1, most):
         best = [
             min([best[j], *((best[i][0] + (upto[j] - upto[i]) * size, (*best[i][1], size)) for i in range(j))])

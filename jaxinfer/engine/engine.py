@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -13,16 +14,18 @@ from jaxtyping import Array
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.paged_kv import page_bytes
 from jaxinfer.config import EngineConfig
-from jaxinfer.engine.buckets import plan_buckets
+from jaxinfer.engine.buckets import MIN_CHUNK_TOKENS, plan_buckets
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.inputs import Row
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.load import LoadedModel
 from jaxinfer.engine.memory import plan_pages
 from jaxinfer.engine.outputs import OutputState
+from jaxinfer.engine.program_store import open_store
+from jaxinfer.engine.programs import BackgroundCompiler, Compiler
 from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
 from jaxinfer.engine.runner import ModelRunner
-from jaxinfer.engine.sampler import Sampler, SamplingRow
+from jaxinfer.engine.sampler import Sampler, SamplingRow, warm_lane_update
 from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, SequenceState, plain_ids
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.scheduler.scheduler import ScheduledRow, Scheduler
@@ -62,6 +65,8 @@ class Engine:
         num_pages = cache.num_pages or plan_pages(
             one, wanted=wanted, needed=table_width, utilization=cache.gpu_memory_utilization
         )
+        self._compiler = Compiler(open_store(config.compilation_cache))
+        self._background: BackgroundCompiler | None = None
         self.runner = ModelRunner(
             model,
             plan_buckets(limits.max_num_batched_tokens, limits.max_num_seqs, single_row=not config.batch_invariant),
@@ -69,8 +74,10 @@ class Engine:
             page_size=cache.page_size,
             table_width=table_width,
             kv_dtype=config.kv_dtype,
+            compiler=self._compiler,
         )
-        self.sampler = Sampler(shape.vocab_size, limits.max_num_seqs, seed=config.seed, processors=logits_processors)
+        sampler_settings = {"seed": config.seed, "processors": logits_processors, "compiler": self._compiler}
+        self.sampler = Sampler(shape.vocab_size, limits.max_num_seqs, **sampler_settings)
         self.scheduler = Scheduler(limits, PageAllocator(num_pages), cache.page_size)
         self._live: dict[str, _Live] = {}
         self._state_of: dict[SequenceState, OutputState] = {}
@@ -86,16 +93,38 @@ class Engine:
         )
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile every program that serving needs, the catch-all first; `progress(done, total)` follows it."""
-        buckets = self.runner.buckets
-        row_counts = sorted({bucket.num_rows for bucket in buckets}, reverse=True)
-        jobs: list[Callable[[], object]] = [partial(self.runner.program, bucket) for bucket in buckets]
-        jobs[1:1] = [partial(self.sampler.compile, count) for count in row_counts]
-        jobs += [self.runner.score_program, self.sampler.warm_lane_update]
-        for done, job in enumerate(jobs):
-            progress(done, len(jobs))
+        """Compile what serves any step, the catch-all bucket and its sampling; the rest follows in the background.
+
+        `progress(done, total)` follows the first part. Steps run in the smallest bucket that is compiled by then.
+        """
+        programs, sampling = self.runner.programs, self.sampler.programs
+        catch_all, *others = self.runner.buckets
+        # Small ones first: a few tokens in the catch-all's shape waste most. A prompt comes before its decodes.
+        others.sort(
+            key=lambda bucket: (bucket.num_tokens > MIN_CHUNK_TOKENS, bucket.tile_queries == 1, bucket.num_tokens)
+        )
+        jobs: list[Callable[[], object]] = []
+        for bucket in [catch_all, *others]:
+            # Sampling first: a bucket that is compiled may be chosen.
+            jobs += [partial(sampling.__getitem__, bucket.num_rows), partial(programs.step, bucket)]
+        first, later = jobs[:2], [*jobs[2:], programs.score]
+        later.append(partial(warm_lane_update, self.sampler.num_lanes, self.sampler.vocab_size))
+        for done, job in enumerate(first):
+            progress(done, len(first))
             job()
-        progress(len(jobs), len(jobs))
+        progress(len(first), len(first))
+        if (
+            self._compiler.num_compiles == 0
+        ):  # stored programs load in less time than a small step takes in a large shape
+            for job in later[:2]:
+                job()
+        self._background = BackgroundCompiler(later)
+        weakref.finalize(self, self._background.stop).atexit = False
+
+    def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
+        """Return when the programs are compiled that `warm_up` left for the background; see `LLM`."""
+        if self._background is not None:
+            self._background.wait(timeout_s)
 
     @cached_property
     def _token_index(self) -> TokenIndex:
@@ -191,6 +220,8 @@ class Engine:
     def close(self) -> None:
         """Drop what lives on the device, even while a traceback still holds the engine."""
         self._failure = "this engine is closed"
+        if self._background is not None:
+            self._background.stop()
         self.runner.close()
         self.sampler.close()
 
@@ -279,14 +310,18 @@ class Engine:
             del self._live[live.output.request_id]
         return live.output, deltas
 
-    def stats(self) -> dict[str, int]:
-        """Counts as they stand; pages exclude the null page."""
+    def stats(self) -> dict[str, int | float]:
+        """Counts as they stand; pages exclude the null page. `padding_waste` is padded tokens over all of them."""
+        num_padded = self.runner.num_padded_tokens
         return {
             "num_running": len(self.scheduler.running),
             "queue_len": len(self.scheduler.waiting),
             "pages_used": self.scheduler.allocator.num_used,
             "pages_total": self.scheduler.allocator.num_pages - 1,
-            "num_compiles": self.runner.num_compiles + self.sampler.num_compiles,
+            "num_compiles": self._compiler.num_compiles,
+            "num_programs_loaded": self._compiler.num_loaded,
+            "compile_time_s": self._compiler.compile_time_s,
+            "padding_waste": num_padded / max(1, num_padded + self.runner.num_run_tokens),
             "num_computed_tokens": self._num_computed_tokens,
         }
 

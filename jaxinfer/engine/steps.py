@@ -36,13 +36,13 @@ class StepInputs:
 def compile_forward(
     graphdef: Any,
     treedef: Any,
-    leaves: tuple[Array, ...],
+    leaves: tuple[Any, ...],
     cache: PagedKVCache,
     inputs: StepInputs,
     *,
     tile_queries: int,
-) -> tuple[Callable[..., Any], Any]:
-    """The step for the shapes of `inputs`, as one program, and the dtype of its hidden states.
+) -> Any:
+    """The step for the shapes of `inputs`, as one program; arrays may be given as `jax.ShapeDtypeStruct`.
 
     The program is `(leaves, cache, inputs) -> (hidden [T, D], logits [R, V], cache)`; the cache is donated. `leaves`
     are the parameters as a flat tuple: jit flattens one in C++, where a module state costs milliseconds.
@@ -55,8 +55,7 @@ def compile_forward(
         hidden, cache = model(inputs.tokens, cache, attention_inputs(inputs, cache.page_size, tile_queries))
         return hidden, model.logits(hidden[inputs.logit_rows]).astype(jnp.float32), cache
 
-    lowered = jax.jit(forward, donate_argnums=1).lower(leaves, cache, inputs)
-    return lowered.compile(), lowered.out_info[0].dtype
+    return jax.jit(forward, donate_argnums=1).lower(leaves, cache, inputs).compile()
 
 
 def attention_inputs(inputs: StepInputs, page_size: int, tile_queries: int) -> AttentionInputs:
