@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from os import PathLike
 from typing import Any
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -136,7 +135,7 @@ class EngineConfig:
     dtype: str = "float32"
     seed: int = 0
     batch_invariant: bool = True
-    compilation_cache: str | PathLike[str] | bool | None = None
+    compilation_cache: Any = None  # str | PathLike | bool | None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

@@ -138,7 +138,7 @@ class ProgramStore:
             excess -= size
 
 
-def open_store(compilation_cache: str | os.PathLike[str] | bool | None) -> ProgramStore | None:
+def open_store(compilation_cache: Any) -> ProgramStore | None:
     """The store that `LLM(compilation_cache=…)` asks for; None for none.
 
     Raises:
