@@ -115,6 +115,11 @@ class AsyncLLM:
         self._driver.check()
         return self._llm.stats()
 
+    async def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
+        """As `LLM.wait_until_compiled`, without holding up the event loop."""
+        self._driver.check()
+        await asyncio.to_thread(self._llm.wait_until_compiled, timeout_s)
+
     def close(self) -> None:
         """End every request with `RuntimeError`, wait for the step that runs, and give the memory back."""
         self._driver.stop()

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxinfer.engine.errors import RequestError
 from jaxinfer.llm import LLM
+from jaxinfer.phases import LOG_LEVELS, show_logs
 from jaxinfer.request import SamplingParams
 
 _HELP = """/help            this list
@@ -24,7 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--max-model-len", type=int, default=2048, metavar="TOKENS")
     parser.add_argument("--system", help="a system message")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="info shows the phases of the start")
     arguments = parser.parse_args(argv)
+    show_logs(arguments.log_level)
     try:
         llm = LLM(arguments.model, max_model_len=arguments.max_model_len, max_num_seqs=1)
     except ValueError as error:

@@ -139,6 +139,7 @@ class EngineConfig:
     `batch_invariant`: a request's tokens and log-probabilities do not depend on the requests beside it, bit for bit.
     `overlap`: a step is dispatched before the host has read the one before.
     `fit_max_model_len`: `scheduler.max_model_len` is the most that is wanted; the memory plan may lower it.
+    `compilation_cache`: where compiled programs are kept; see `LLM`.
     """
 
     model: ModelConfig
@@ -149,6 +150,7 @@ class EngineConfig:
     batch_invariant: bool = True
     overlap: bool = True
     fit_max_model_len: bool = False
+    compilation_cache: Any = None  # str | PathLike | bool | None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

@@ -6,6 +6,7 @@ import gc
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.open import default_sampling_fields, open_model
+from jaxinfer.phases import log_phase, phase, process_age_s
 from jaxinfer.progress import can_show, progress_bar
 from jaxinfer.prompts import Prompt, Request, options_of, prompt_content, prompt_salt
 from jaxinfer.request import DEFAULT_OPTIONS, RequestOptions, RequestOutput, SamplingParams
@@ -56,6 +58,10 @@ class LLM:
         overlap: start a step before the last one's tokens have been read; it changes no result.
         tenant_weights: shares of the tenants that requests name, 1 where none is given.
         logits_processors: device functions that requests may switch on by name.
+        compilation_cache: a folder for compiled programs, which spares the next process most of its start. True is
+            the user's folder for caches, False none; None is True unless jax's own persistent compilation cache is on.
+            Programs of modules and logits processors of your own are not kept. Up to 1 GiB, what was used longest ago
+            goes first; the folder must not be writable by others, since what it holds is run.
         seed: from which requests without a seed derive theirs.
         verbose: say on stderr what is loaded, and show progress bars in a terminal or notebook.
 
@@ -87,6 +93,7 @@ class LLM:
         overlap: bool = True,
         tenant_weights: Mapping[str, float | int] | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
+        compilation_cache: str | PathLike[str] | bool | None = None,
         seed: int = 0,
         verbose: bool = True,
     ):
@@ -104,6 +111,8 @@ class LLM:
         )
         self._verbose = verbose and can_show()
         self._engine: Engine | None = None
+        if (age_s := process_age_s()) is not None:
+            log_phase("process start until now", age_s)
         with open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype) as opened:
             if verbose:
                 print(f"jaxinfer: {opened.source}", file=sys.stderr)
@@ -123,6 +132,7 @@ class LLM:
                 batch_invariant=batch_invariant,
                 overlap=overlap,
                 fit_max_model_len=max_model_len == "auto",
+                compilation_cache=compilation_cache,
             )
             self._engine = Engine(opened.model, self.tokenizer, config, processors)
         fitted = self._engine.config.scheduler.max_model_len
@@ -130,9 +140,10 @@ class LLM:
             print(f"jaxinfer: max_model_len={fitted} fits the memory; the model's limit is {limit}", file=sys.stderr)
         self._ids = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
+        self._has_stepped = False
         del opened  # the engine has it; a traceback that holds this frame must not hold it too
         try:
-            with progress_bar(desc="compiling", shown=self._verbose) as bar:
+            with progress_bar(desc="compiling", shown=self._verbose) as bar, phase("programs"):
                 self._engine.warm_up(lambda done, total: _advance(bar, done, total))
         except BaseException:
             self.close()
@@ -317,6 +328,15 @@ class LLM:
         """Counts of the engine, as in `Engine.stats`: running, queued, pages, the prefix cache, compiled programs."""
         return self.engine.stats()
 
+    def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
+        """Wait for the programs that are compiled while the first requests run already: from then on nothing is.
+
+        Raises:
+            TimeoutError: they were not within `timeout_s`.
+            RuntimeError: one could not be compiled, or the LLM was closed meanwhile.
+        """
+        self.engine.wait_until_compiled(timeout_s)
+
     def close(self) -> None:
         """Give the memory back. The object cannot be used afterwards."""
         engine, self._engine = self._engine, None
@@ -389,7 +409,9 @@ class LLM:
         if not self.engine.has_work or request_id not in self._inboxes:
             raise EngineError("this request was aborted, or dropped when the step of another call failed; repeat it")
         try:
-            moved = self.engine.step()
+            with nullcontext() if self._has_stepped else phase("first step"):
+                moved = self.engine.step()
+            self._has_stepped = True
         except BaseException:
             self._drop(list(self._inboxes))  # the engine runs all requests together and has dropped them all
             raise

@@ -126,4 +126,5 @@ def llm():
     processors = [LogitsProcessor("favour", favour, {"token": 0, "amount": 0})]
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "logits_processors": processors, "verbose": False}
     with LLM(max_model_len=1024, **settings) as llm:
+        llm.wait_until_compiled()
         yield llm

@@ -20,6 +20,7 @@ DEVICE_CODE = (
     "jaxinfer.models",
     "jaxinfer.sampling",
     "jaxinfer.cache.paged_kv",
+    "jaxinfer.cache.untouched",
     "pallas_kernels",
 )
 HOST_CODE = (

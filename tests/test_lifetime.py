@@ -29,12 +29,18 @@ PENALIZED = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, repet
 
 @pytest.fixture
 def make(tiny_model_path):
-    return lambda: LLM(str(tiny_model_path), **SETTINGS)
+    def make():
+        llm = LLM(str(tiny_model_path), **SETTINGS)
+        llm.wait_until_compiled()
+        return llm
+
+    return make
 
 
 @pytest.fixture(scope="module")
 def llm(tiny_model_path):
     with LLM(str(tiny_model_path), **SETTINGS) as llm:
+        llm.wait_until_compiled()
         yield llm
 
 
@@ -124,7 +130,7 @@ def test_an_interrupted_warm_up_gives_the_memory_back_although_its_traceback_liv
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jaxinfer.engine.sampler.Sampler.warm_lane_update", interrupt)
+    monkeypatch.setattr("jaxinfer.engine.runner.StepPrograms.step", interrupt)
     with pytest.raises(KeyboardInterrupt) as kept:
         make()
     assert live_bytes() == base_bytes
@@ -146,6 +152,7 @@ def test_a_stream_left_open_does_not_survive_close(make, base_bytes):
 
 def test_an_interrupt_in_the_middle(llm):
     expected = texts(llm)
+    llm.chat([{"role": "user", "content": "hello"}], GREEDY)  # imports what templates need: that is not ours to guard
     long = SamplingParams(max_tokens=60, n=8, ignore_eos=True)
     uses = [
         lambda: llm.generate(["hello"] * 20, long),

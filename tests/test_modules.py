@@ -73,6 +73,7 @@ def test_a_module_of_ones_own_is_updated_like_any_other(loaded, expected):
 
     module = Halved(loaded.config, rngs=nnx.Rngs(1))
     with LLM(module, max_model_len=64, **SMALL) as llm:
+        llm.wait_until_compiled()
         compiled = llm.stats()["num_compiles"]
         assert llm.generate(prompts(expected), GREEDY)[0].outputs[0].token_ids != expected["greedy"][0].tolist()
         llm.update_params(loaded.params)
@@ -123,6 +124,7 @@ def test_without_batch_invariance_one_row_has_its_own_program(loaded, expected):
         assert min(bucket.num_rows for bucket in llm.engine.runner.buckets) == 8
     with LLM(module, max_model_len=64, batch_invariant=False, **SMALL) as llm:
         assert min(bucket.num_rows for bucket in llm.engine.runner.buckets) == 1
+        llm.wait_until_compiled()
         choice = llm.generate(prompts(expected)[0], GREEDY)[0].outputs[0]
     assert choice.token_ids == expected["greedy"][0].tolist()
     np.testing.assert_allclose(choice.logits, expected["greedy_logits"][0], atol=1e-4)

@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 from jaxinfer.bench.report import as_json, as_text, target
 from jaxinfer.config import DTYPES
+from jaxinfer.phases import LOG_LEVELS, show_logs
 
-_COMMON = ("command", "run", "json", "profile")
+_COMMON = ("command", "run", "json", "profile", "log_level")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -21,6 +22,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run one benchmark and print its report. Returns 2, after one line, for arguments that make no sense."""
     arguments = make_parser().parse_args(argv)
+    show_logs(arguments.log_level)
     try:
         report = arguments.run(arguments)
     except (ValueError, RuntimeError) as error:
@@ -41,6 +43,9 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("--model", help="a GGUF file, a Hugging Face folder or a hub id (default: SmolLM2-135M)")
         command.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
         command.add_argument("--json", action="store_true", help="one JSON object on stdout, and nothing else")
+        command.add_argument(
+            "--log-level", choices=LOG_LEVELS, default="warning", help="info shows phases of the start"
+        )
         if repeats:
             command.add_argument("--repeats", type=_positive, default=repeats, metavar="N")
             command.add_argument("--probe-bytes", type=_positive, default=512 * 2**20, metavar="BYTES",
@@ -63,6 +68,8 @@ def make_parser() -> argparse.ArgumentParser:
     context.add_argument("--steps", type=_positive, default=8, metavar="N", help="at each length, in each repeat")
     add("load-memory", _load_memory, 0, "peak host memory while the model loads")
     add("invariance", _invariance, 0, "one request alone, among others, cached, preempted …: are the bits the same?")
+    start = add("start", _start, 0, "from the start of a process to its first token, without and with stored programs")
+    start.add_argument("--repeats", type=_positive, default=3, metavar="N", help="starts with stored programs")
     return parser
 
 
@@ -105,6 +112,7 @@ def _make_llm(
     limits["max_num_batched_tokens"] = min(512, num_prompt_tokens)
     chosen = {} if arguments.batch_invariant is None else {"batch_invariant": arguments.batch_invariant}
     llm = LLM(arguments.model, dtype=arguments.dtype, **limits, **chosen)
+    llm.wait_until_compiled()
     settings = {name: value for name, value in vars(arguments).items() if name not in _COMMON} | limits
     about = {"environment": environment(llm.engine.config.dtype, source), "settings": settings}
     return llm, BandwidthProbe(arguments.probe_bytes), about
@@ -201,6 +209,20 @@ def _invariance(arguments: argparse.Namespace) -> dict[str, Any]:
     results = {each.name: "the same bits" if each.same else "OTHER BITS" for each in found}
     same = sum(each.same for each in found)
     targets = [target("circumstances with the same bits", same, at_least=len(found))]
+    return {"environment": about, "settings": settings, "results": results, "targets": targets}
+
+
+def _start(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.environment import environment
+    from jaxinfer.bench.start import FIRST_LIMIT_S, SECOND_LIMIT_S, measure_start
+
+    results = measure_start(arguments.model, arguments.dtype, arguments.repeats)
+    about = environment(results.pop("dtype"), results.pop("source"))
+    settings = {"model": arguments.model, "dtype": arguments.dtype, "repeats": arguments.repeats}
+    targets = [
+        target("first.first_token_s", results["first"]["first_token_s"], at_most=FIRST_LIMIT_S),
+        target("second.first_token_s", results["second"]["first_token_s"]["best"], at_most=SECOND_LIMIT_S),
+    ]
     return {"environment": about, "settings": settings, "results": results, "targets": targets}
 
 

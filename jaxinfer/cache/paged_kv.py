@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxinfer.cache.untouched import zeros
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def init_cache(
 ) -> PagedKVCache:
     """A pool of zeros. `num_pages` counts the null page."""
     shape = (num_layers, num_pages, num_kv_heads, page_size, head_dim)
-    return PagedKVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    return PagedKVCache(zeros(shape, dtype), zeros(shape, dtype))
 
 
 def write(

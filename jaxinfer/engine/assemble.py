@@ -12,8 +12,11 @@ from jaxinfer.config import EngineConfig
 from jaxinfer.engine import memory
 from jaxinfer.engine.buckets import plan_buckets
 from jaxinfer.engine.load import LoadedModel, ModelSource
+from jaxinfer.engine.program_store import open_store
+from jaxinfer.engine.programs import Compiler
 from jaxinfer.engine.runner import ModelRunner
 from jaxinfer.engine.sampler import Sampler
+from jaxinfer.phases import phase
 from jaxinfer.sampling.processors import LogitsProcessor
 
 _LOG = logging.getLogger(__name__)
@@ -27,6 +30,7 @@ class Assembled:
     plan: memory.MemoryPlan
     runner: ModelRunner
     sampler: Sampler
+    compiler: Compiler
 
 
 def assemble(model: ModelSource, config: EngineConfig, processors: Sequence[LogitsProcessor]) -> Assembled:
@@ -35,7 +39,8 @@ def assemble(model: ModelSource, config: EngineConfig, processors: Sequence[Logi
     Raises:
         MemoryPlanError: it does not fit; no weight has been read.
     """
-    builder = _Builder(model, processors)
+    compiler = Compiler(open_store(config.compilation_cache))
+    builder = _Builder(model, processors, compiler)
     free_bytes = memory.device_memory(config.cache.gpu_memory_utilization)
     on_cpu = jax.default_backend() == "cpu"
     plan, config = memory.plan_memory(
@@ -46,9 +51,11 @@ def assemble(model: ModelSource, config: EngineConfig, processors: Sequence[Logi
         cache_cap_bytes=memory.CPU_POOL_BYTES if on_cpu or free_bytes is None else None,
     )
     _LOG.info("memory plan\n%s", plan)
-    builder.runner.allocate(model.read())
+    with phase("weights"):
+        params = model.read()
+    builder.runner.allocate(params)
     builder.sampler.restore_state()
-    return Assembled(config, plan, builder.runner, builder.sampler)
+    return Assembled(config, plan, builder.runner, builder.sampler, compiler)
 
 
 class _Builder:
@@ -57,18 +64,16 @@ class _Builder:
     runner: ModelRunner
     sampler: Sampler
 
-    def __init__(self, model: ModelSource, processors: Sequence[LogitsProcessor]):
+    def __init__(self, model: ModelSource, processors: Sequence[LogitsProcessor], compiler: Compiler):
+        self._compiler = compiler
         self._model = LoadedModel(model.config, model.graphdef, model.shapes)
         self._processors = processors
 
     def measure(self, config: EngineConfig) -> memory.Footprint:
         """The footprint of the catch-all bucket's step and sampling, and of scoring; they are compiled and kept."""
         self.runner, self.sampler = self._make_runner(config), self._make_sampler(config)
-        self.runner.program(self.runner.buckets[0])
-        self.runner.score_program()
-        self.sampler.compile(self.runner.buckets[0].num_rows)
         working_bytes, output_bytes = self.runner.memory_bytes()
-        sampling_bytes, state_bytes = self.sampler.memory_bytes()
+        sampling_bytes, state_bytes = self.sampler.memory_bytes(self.runner.buckets[0].num_rows)
         # One program runs at a time. A step's outputs can be read while the next step makes its own.
         return memory.Footprint(max(working_bytes, sampling_bytes) + 2 * output_bytes, state_bytes)
 
@@ -83,8 +88,14 @@ class _Builder:
             table_width=-(-limits.max_model_len // cache.page_size),
             kv_dtype=config.kv_dtype,
             num_lanes=limits.max_num_seqs,
+            compiler=self._compiler,
         )
 
     def _make_sampler(self, config: EngineConfig) -> Sampler:
-        num_lanes = config.scheduler.max_num_seqs
-        return Sampler(config.model.vocab_size, num_lanes, seed=config.seed, processors=self._processors)
+        return Sampler(
+            config.model.vocab_size,
+            config.scheduler.max_num_seqs,
+            seed=config.seed,
+            processors=self._processors,
+            compiler=self._compiler,
+        )

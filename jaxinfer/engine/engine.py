@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,14 +16,16 @@ from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.page_manager import PageManager
 from jaxinfer.config import EngineConfig
 from jaxinfer.engine.assemble import assemble
+from jaxinfer.engine.buckets import MIN_CHUNK_TOKENS
 from jaxinfer.engine.errors import EngineDeadError
 from jaxinfer.engine.inputs import Row
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.live import LiveRequest
 from jaxinfer.engine.load import ModelSource
 from jaxinfer.engine.outputs import OutputState
+from jaxinfer.engine.programs import BackgroundCompiler
 from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
-from jaxinfer.engine.sampler import SamplingRow
+from jaxinfer.engine.sampler import SamplingRow, warm_lane_update
 from jaxinfer.request import (
     DEFAULT_OPTIONS,
     Logprob,
@@ -74,6 +77,8 @@ class Engine:
             max_chunk=limits.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(limits, pages)
+        self._compiler = assembled.compiler
+        self._background: BackgroundCompiler | None = None
         self._in_flight: _Step | None = None
         self._suspects: list[SequenceState] = []  # of a step that failed; each runs alone next
         self._repeated = False
@@ -91,16 +96,37 @@ class Engine:
         )
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Compile every program that serving needs, the catch-all first; `progress(done, total)` follows it."""
-        buckets = self.runner.buckets
-        row_counts = sorted({bucket.num_rows for bucket in buckets}, reverse=True)
-        jobs: list[Callable[[], object]] = [partial(self.runner.program, bucket) for bucket in buckets]
-        jobs[1:1] = [partial(self.sampler.compile, count) for count in row_counts]
-        jobs += [self.runner.score_program, self.runner.copy_program, self.sampler.warm_lane_update]
-        for done, job in enumerate(jobs):
-            progress(done, len(jobs))
+        """Compile what serves any step, the catch-all bucket and its sampling; the rest follows in the background.
+
+        `progress(done, total)` follows the first part. Steps run in the smallest bucket that is compiled by then.
+        """
+        programs, sampling = self.runner.programs, self.sampler.programs
+        catch_all, *others = self.runner.buckets
+        # Small ones first: a few tokens in the catch-all's shape waste most. A prompt comes before its decodes.
+        others.sort(
+            key=lambda bucket: (bucket.num_tokens > MIN_CHUNK_TOKENS, bucket.tile_queries == 1, bucket.num_tokens)
+        )
+        jobs: list[Callable[[], object]] = []
+        for bucket in [catch_all, *others]:
+            # Sampling first: a bucket that is compiled may be chosen.
+            jobs += [partial(sampling.__getitem__, bucket.num_rows), partial(programs.step, bucket)]
+        first, later = jobs[:2], [*jobs[2:], programs.copy, programs.score]
+        later.append(partial(warm_lane_update, self.sampler.num_lanes, self.sampler.vocab_size))
+        for done, job in enumerate(first):
+            progress(done, len(first))
             job()
-        progress(len(jobs), len(jobs))
+        progress(len(first), len(first))
+        if self._compiler.num_compiles == 0:
+            # Stored programs load in less time than a small step takes in a large shape.
+            for job in later[:2]:
+                job()
+        self._background = BackgroundCompiler(later)
+        weakref.finalize(self, self._background.stop).atexit = False
+
+    def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
+        """Return when the programs are compiled that `warm_up` left for the background; see `LLM`."""
+        if self._background is not None:
+            self._background.wait(timeout_s)
 
     @cached_property
     def _token_index(self) -> TokenIndex:
@@ -221,6 +247,8 @@ class Engine:
         """Drop what lives on the device, even while a traceback still holds the engine."""
         self._failure = "this engine is closed"
         self._in_flight = None
+        if self._background is not None:
+            self._background.stop()
         self.runner.close()
         self.sampler.close()
 
@@ -399,8 +427,9 @@ class Engine:
         """Counts as they stand; pages exclude the null page, and those used are held by requests.
 
         `prefix_cache_hit_rate` is of tokens: those found in the cache over those looked up, prompts and resumed ones.
+        `padding_waste` is padded tokens over all that steps ran.
         """
-        pages = self.scheduler.pages
+        pages, num_padded = self.scheduler.pages, self.runner.num_padded_tokens
         total = pages.allocator.num_pages - 1
         return {
             "num_running": len(self.scheduler.running),
@@ -408,7 +437,10 @@ class Engine:
             "pages_used": total - pages.num_available,
             "pages_cached": pages.tree.num_evictable,
             "pages_total": total,
-            "num_compiles": self.runner.num_compiles + self.sampler.num_compiles,
+            "num_compiles": self._compiler.num_compiles,
+            "num_programs_loaded": self._compiler.num_loaded,
+            "compile_time_s": self._compiler.compile_time_s,
+            "padding_waste": num_padded / max(1, num_padded + self.runner.num_run_tokens),
             "num_computed_tokens": self._num_computed_tokens,
             "num_cached_tokens": pages.num_cached_tokens,
             "prefix_cache_hit_rate": pages.num_cached_tokens / max(1, pages.num_looked_up_tokens),

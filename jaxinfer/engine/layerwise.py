@@ -55,7 +55,7 @@ def split_weights(graphdef: Any, params: Any) -> LayerwiseWeights:
 
 @dataclass(frozen=True)
 class LayerwiseProgram:
-    """The compiled parts of a step, called like a step that is one program."""
+    """The compiled parts of a step, called like a step that is one program. Each is a jax `Compiled`."""
 
     begin: Any
     layer: Any
@@ -81,8 +81,8 @@ def compile_layerwise(
     inputs: StepInputs,
     *,
     tile_queries: int,
-) -> tuple[LayerwiseProgram, Any]:
-    """The step for the shapes of `inputs`, and the dtype of its hidden states; arguments as of `compile_forward`.
+) -> dict[str, Any]:
+    """The parts of a `LayerwiseProgram` for the shapes of `inputs`; arguments as of `compile_forward`.
 
     A layer's call donates the cache and the residual stream.
     """
@@ -109,4 +109,4 @@ def compile_layerwise(
     x, shared = first.out_info
     middle = jax.jit(layer, donate_argnums=(1, 2)).lower(weights.layers[0], x, cache, shared)
     last = jax.jit(end).lower(weights.leaves, x, inputs.logit_rows)
-    return LayerwiseProgram(first.compile(), middle.compile(), last.compile()), last.out_info[0].dtype
+    return {"begin": first.compile(), "layer": middle.compile(), "end": last.compile()}

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from jaxinfer.engine.programs import Compiler, ProgramTable, abstract
 from jaxinfer.engine.steps import memory_of
 from jaxinfer.request import MAX_LOGPROBS, SamplingParams, SequenceState
 from jaxinfer.sampling.inputs import MAX_LOGIT_BIAS, SamplingInputs
@@ -32,12 +33,20 @@ _SCALARS = (
 
 
 class Sampler:
-    """Samples the rows of a step. Programs are compiled per row count by `compile`; `num_compiles` counts them.
+    """Samples the rows of a step. `programs` has one for each count of padded rows.
 
     It compiles and holds nothing on the device until `restore_state`.
     """
 
-    def __init__(self, vocab_size: int, num_lanes: int, *, seed: int, processors: Sequence[LogitsProcessor] = ()):
+    def __init__(
+        self,
+        vocab_size: int,
+        num_lanes: int,
+        *,
+        seed: int,
+        processors: Sequence[LogitsProcessor] = (),
+        compiler: Compiler | None = None,
+    ):
         self.vocab_size = vocab_size
         self.num_lanes = num_lanes
         self.processors = {processor.name: processor for processor in processors}
@@ -45,10 +54,10 @@ class Sampler:
             raise ValueError(
                 f"logits_processors: two have one name; the names are {[each.name for each in processors]}"
             )
-        self.num_compiles = 0
         self.state: SamplingState = jax.eval_shape(partial(init_state, num_lanes, vocab_size))
         self._seed = seed
-        self._programs: dict[int, Any] = {}
+        given = abstract(self.state), tuple(processors)
+        self.programs: ProgramTable[int] = ProgramTable(partial(_compile, compiler or Compiler(), *given))
 
     def key_of(self, seed: int | None, arrival: int) -> np.ndarray:
         """The request's key, uint32 [2]: its own seed, or one from the engine's seed and its place in arrival."""
@@ -58,19 +67,12 @@ class Sampler:
 
     def compile(self, num_rows: int) -> Any:
         """The program for steps of `num_rows` padded rows, compiled now if it has not been."""
-        if num_rows not in self._programs:
-            processors = tuple(self.processors.values())
-            function = jax.jit(partial(sample, num_logprobs=MAX_LOGPROBS, processors=processors), donate_argnums=1)
-            logits = jax.ShapeDtypeStruct((num_rows, self.vocab_size), np.float32)
-            inputs = self._inputs(num_rows)
-            self._programs[num_rows] = function.lower(logits, self.state, inputs).compile()
-            self.num_compiles += 1
-        return self._programs[num_rows]
+        return self.programs[num_rows]
 
-    def memory_bytes(self) -> tuple[int, int]:
-        """Temporaries and outputs of the programs compiled so far, by their own analysis, and the state."""
-        programs = [sum(memory_of(program)) for program in self._programs.values()]
-        return max(programs, default=0), sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.state))
+    def memory_bytes(self, num_rows: int) -> tuple[int, int]:
+        """Temporaries and outputs of the program for so many rows, by its own analysis, and the state."""
+        state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.state))
+        return sum(memory_of(self.compile(num_rows))), state_bytes
 
     def _inputs(self, num_rows: int) -> SamplingInputs:
         return SamplingInputs.greedy(
@@ -87,18 +89,13 @@ class Sampler:
                 raise ValueError(f"logits_processors: {name!r} is not registered; registered: {known}")
             self.processors[name].resolve(values)
 
-    def warm_lane_update(self) -> None:
-        """Compile the lane update on the padding lane, where it changes nothing of value."""
-        counts, seen = np.zeros(self.vocab_size, np.int32), np.zeros(self.vocab_size, np.bool_)
-        self.state = set_lane(self.state, self.num_lanes, counts, seen, 0)
-
     def restore_state(self) -> None:
         """An empty state: at the start, and after a failed step, which may have consumed the one there was."""
         self.state = init_state(self.num_lanes, self.vocab_size)
 
     def close(self) -> None:
         """Drop the state and the programs; nothing can run afterwards."""
-        self._programs = {}
+        self.programs.clear()
         self.state = SamplingState(None, None, None)
 
     def enter(self, sequence: SequenceState) -> None:
@@ -147,3 +144,23 @@ class Sampler:
             inputs.processor_params[name][ENABLED][row] = True
             for parameter, value in self.processors[name].resolve(values).items():
                 inputs.processor_params[name][parameter][row] = value
+
+
+def warm_lane_update(num_lanes: int, vocab_size: int) -> None:
+    """Have jit compile the lane update, on a state that is thrown away."""
+    counts, seen = np.zeros(vocab_size, np.int32), np.zeros(vocab_size, np.bool_)
+    set_lane(init_state(num_lanes, vocab_size), num_lanes, counts, seen, 0)
+
+
+def _compile(compiler: Compiler, state: SamplingState, processors: tuple[LogitsProcessor, ...], num_rows: int) -> Any:
+    """The program that samples `num_rows` rows; `state` is abstract."""
+    num_lanes, vocab_size = state.output_counts.shape[0] - 1, state.output_counts.shape[1]
+    inputs = SamplingInputs.greedy(num_rows, vocab_size, num_lanes=num_lanes, processors=list(processors))
+    logits = jax.ShapeDtypeStruct((num_rows, vocab_size), np.float32)
+
+    def compile() -> dict[str, Any]:
+        function = jax.jit(partial(sample, num_logprobs=MAX_LOGPROBS, processors=processors), donate_argnums=1)
+        return {"sample": function.lower(logits, state, inputs).compile()}
+
+    described = (logits, state, abstract(inputs), processors, MAX_LOGPROBS)
+    return compiler.get(f"sampling of {num_rows} rows", described, compile)["sample"]

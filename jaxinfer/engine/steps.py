@@ -43,8 +43,8 @@ def compile_forward(
     inputs: StepInputs,
     *,
     tile_queries: int,
-) -> tuple[Callable[..., Any], Any]:
-    """The step for the shapes of `inputs`, as one program, and the dtype of its hidden states.
+) -> Any:
+    """The step for the shapes of `inputs`, as one program; arrays may be given as `jax.ShapeDtypeStruct`.
 
     The program is `(leaves, cache, inputs) -> (hidden [T, D], logits [R, V], cache)`; the cache is donated. `leaves`
     are the parameters as a flat tuple: jit flattens one in C++, where a module state costs milliseconds. Parameters and
@@ -58,8 +58,7 @@ def compile_forward(
         hidden, cache = model(known_tokens(inputs), cache, attention_inputs(inputs, cache.page_size, tile_queries))
         return hidden, model.logits(hidden[inputs.logit_rows]).astype(jnp.float32), cache
 
-    lowered = jax.jit(forward, donate_argnums=1).lower(leaves, cache, inputs)
-    return lowered.compile(), lowered.out_info[0].dtype
+    return jax.jit(forward, donate_argnums=1).lower(leaves, cache, inputs).compile()
 
 
 def known_tokens(inputs: StepInputs) -> Int[Array, " T"]:

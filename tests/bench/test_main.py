@@ -15,6 +15,7 @@ from tokenizers import decoders, pre_tokenizers
 from jaxinfer.bench.__main__ import main
 from jaxinfer.bench.bandwidth import BandwidthProbe, cache_bytes, weight_bytes
 from jaxinfer.bench.report import as_text
+from jaxinfer.bench.start import measure_start
 from jaxinfer.config import EngineConfig, ModelConfig
 from jaxinfer.engine.load import load_model
 
@@ -100,6 +101,50 @@ def test_load_memory(capsys, model, monkeypatch):
     assert f"model        model: {model}" in lines and ["limit_bytes", "7"] in [line.split() for line in lines]
     assert lines[-1] == "peak_rss_bytes: 8, at most 7: missed"
     assert asked == [(model, "bfloat16"), (model, "auto")]
+
+
+def test_start(capsys, model, monkeypatch):
+    module = ModuleType("jaxinfer.bench.start")
+    times = {"median": 4.5, "best": 3.5, "worst": 9.0, "num": 2}
+    measured = {"first": {"first_token_s": 30.0, "phases_s": {"cache": 1.0}}, "second": {"first_token_s": times}}
+    asked = []
+    module.measure_start = lambda *given: asked.append(given) or {"dtype": "float32", "source": "x", **measured}  # type: ignore
+    module.FIRST_LIMIT_S, module.SECOND_LIMIT_S = 25.0, 4.0  # type: ignore
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    report = report_of(capsys, "start", "--model", model, "--repeats", "2", "--json")
+    assert report["results"] == measured and asked == [(model, "auto", 2)]
+    assert [(each["value"], each["at_most"], each["met"]) for each in report["targets"]] == [
+        (30.0, 25.0, False),
+        (3.5, 4.0, True),
+    ]
+    assert "first.phases_s.cache" in as_text(report)
+
+
+@pytest.mark.slow
+def test_a_second_start_compiles_nothing(model):
+    found = measure_start(model, "float32", 1)
+    assert (found["dtype"], found["source"]) == ("float32", f"model: {model}")
+    first, second = found["first"], found["second"]
+    assert first["num_compiles"] >= 2 and second["num_compiles"] == 0 and second["num_programs_loaded"] >= 3
+    assert first["all_compiled_s"] > first["first_token_s"] > second["first_token_s"]["best"]
+    for each in (first, second):
+        assert {"model and tokenizer", "cache", "programs", "first step"} <= set(each["phases_s"])
+
+
+def test_a_start_that_fails(tmp_path):
+    (tmp_path / "bad.gguf").write_bytes(b"GGML" + bytes(60))
+    with pytest.raises(ValueError, match="bad.gguf: starts with b'GGML'"):
+        measure_start(str(tmp_path / "bad.gguf"), "float32", 1)
+
+
+def test_log_level_shows_the_phases(capsys, model, caplog):
+    with caplog.at_level("INFO", "jaxinfer"):
+        report_of(
+            capsys, "context", "--model", model, "--contexts", "16,32", "--steps", "2", "--log-level", "info", *QUICK
+        )
+    said = [record.getMessage() for record in caplog.records if record.name == "jaxinfer"]
+    for phase in ("model and tokenizer: ", "cache: ", "programs: ", "program step of "):
+        assert any(line.startswith(phase) for line in said), phase
 
 
 def test_batch_invariance_reaches_the_model_only_when_given(capsys, monkeypatch):

@@ -256,6 +256,7 @@ def test_what_the_plan_compiled_is_what_runs(tiny_model_path, monkeypatch):
     original = runner.compile_layerwise
     monkeypatch.setattr(runner, "compile_layerwise", counting)
     with LLM(str(tiny_model_path), **SETTINGS) as llm:
+        llm.wait_until_compiled()
         assert len(compiled) == len(llm.engine.runner.buckets)
         assert llm.stats()["num_compiles"] == len(compiled) + 3  # sampling, scoring, copies
 

@@ -13,7 +13,7 @@ import pytest
 from jaxinfer.cache.paged_kv import init_cache
 from jaxinfer.engine.buckets import Bucket
 from jaxinfer.engine.inputs import Row, build
-from jaxinfer.engine.layerwise import compile_layerwise, split_weights
+from jaxinfer.engine.layerwise import LayerwiseProgram, compile_layerwise, split_weights
 from jaxinfer.engine.load import load_model
 from jaxinfer.engine.runner import ModelRunner
 from jaxinfer.engine.steps import compile_forward
@@ -31,9 +31,12 @@ def smollm2(smollm2_path):
 @pytest.fixture(scope="module", params=[16, 32])
 def runner(request, smollm2):
     size = request.param
-    return ModelRunner(
+    runner = ModelRunner(
         smollm2, BUCKETS, num_pages=2048 // size + 1, page_size=size, table_width=1024 // size, kv_dtype="float32"
     )
+    for bucket in BUCKETS:  # steps take the smallest that is compiled
+        runner.program(bucket)
+    return runner
 
 
 def pages_of(runner: ModelRunner, num_tokens: int, first: int = 1) -> list[int]:
@@ -109,9 +112,9 @@ def test_no_cache_sized_copy(runner, smollm2, bucket):
     leaves, tree = jax.tree.flatten(smollm2.params)
     arguments = runner.cache, build([], bucket, runner.table_width)
     weights = split_weights(smollm2.graphdef, smollm2.params)
-    layerwise, _ = compile_layerwise(smollm2.graphdef, tree, weights, *arguments, tile_queries=bucket.tile_queries)
-    check_no_copy(layerwise.layer, runner.cache)
-    scan, _ = compile_forward(smollm2.graphdef, tree, tuple(leaves), *arguments, tile_queries=bucket.tile_queries)
+    layerwise = compile_layerwise(smollm2.graphdef, tree, weights, *arguments, tile_queries=bucket.tile_queries)
+    check_no_copy(layerwise["layer"], runner.cache)
+    scan = compile_forward(smollm2.graphdef, tree, tuple(leaves), *arguments, tile_queries=bucket.tile_queries)
     check_no_copy(scan, runner.cache)
 
 
@@ -121,12 +124,12 @@ def test_layers_called_one_by_one_have_the_bits_of_a_scan(runner, smollm2, bucke
     leaves, tree = jax.tree.flatten(smollm2.params)
     inputs = build(rows, bucket, runner.table_width)
     cache = init_cache(30, 9, 3, runner.cache.page_size, 64, "float32")
-    scan, _ = compile_forward(smollm2.graphdef, tree, tuple(leaves), cache, inputs, tile_queries=bucket.tile_queries)
+    scan = compile_forward(smollm2.graphdef, tree, tuple(leaves), cache, inputs, tile_queries=bucket.tile_queries)
     hidden, logits, _ = scan(tuple(leaves), cache, inputs)
     weights = split_weights(smollm2.graphdef, smollm2.params)
     cache = init_cache(30, 9, 3, runner.cache.page_size, 64, "float32")
-    layerwise, _ = compile_layerwise(smollm2.graphdef, tree, weights, cache, inputs, tile_queries=bucket.tile_queries)
-    other_hidden, other_logits, _ = layerwise(weights, cache, inputs)
+    parts = compile_layerwise(smollm2.graphdef, tree, weights, cache, inputs, tile_queries=bucket.tile_queries)
+    other_hidden, other_logits, _ = LayerwiseProgram(**parts)(weights, cache, inputs)
     np.testing.assert_array_equal(other_hidden, hidden)
     np.testing.assert_array_equal(other_logits, logits)
 
@@ -137,10 +140,13 @@ def test_a_layers_arrays_share_the_stacks_memory(smollm2):
         assert all(leaf.unsafe_buffer_pointer() - leaf.nbytes * int(index) in pointers for leaf in leaves)
 
 
-def test_no_compile_after_warm_up(runner):
-    for bucket in BUCKETS:
+def test_a_step_takes_the_smallest_bucket_that_is_compiled(smollm2):
+    runner = ModelRunner(smollm2, BUCKETS, num_pages=9, page_size=16, table_width=8, kv_dtype="float32")
+    logits, waste = [], []
+    for bucket in BUCKETS:  # each smaller than the one before
         runner.program(bucket)
-    before = runner.num_compiles
-    runner.run([Row([1, 2, 3], 3, [1])])
-    runner.run([Row([4], 4, [1])])
-    assert runner.num_compiles == before == len(BUCKETS)
+        before = runner.num_padded_tokens
+        logits.append(np.asarray(runner.run([Row([4], 1, [1])])[1])[0])
+        waste.append(runner.num_padded_tokens - before)
+    assert waste == [bucket.num_tokens - 1 for bucket in BUCKETS] and runner.num_run_tokens == len(BUCKETS)
+    assert all((each == logits[0]).all() for each in logits)
