@@ -128,3 +128,20 @@ def llm():
     with LLM(max_model_len=1024, **settings) as llm:
         llm.wait_until_compiled()
         yield llm
+
+
+@pytest.fixture(autouse=True, scope="session")
+def checked_steps():
+    """Every step of every engine leaves pages, tree and lanes whole."""
+    from jaxinfer.engine.engine import Engine
+
+    step = Engine.step
+
+    def checked(self):
+        moved = step(self)
+        self.scheduler.check_integrity()
+        return moved
+
+    Engine.step = checked
+    yield
+    Engine.step = step

@@ -68,6 +68,8 @@ def make_parser() -> argparse.ArgumentParser:
     context.add_argument("--steps", type=_positive, default=8, metavar="N", help="at each length, in each repeat")
     add("load-memory", _load_memory, 0, "peak host memory while the model loads")
     add("invariance", _invariance, 0, "one request alone, among others, cached, preempted …: are the bits the same?")
+    fairness = add("fairness", _fairness, 0, "simulated: what a tenant waits beside another with a hundred requests")
+    fairness.add_argument("--plot", metavar="FILE", help="draw it, as SVG or PNG by the name (needs matplotlib)")
     start = add("start", _start, 0, "from the start of a process to its first token, without and with stored programs")
     start.add_argument("--repeats", type=_positive, default=3, metavar="N", help="starts with stored programs")
     return parser
@@ -224,6 +226,15 @@ def _start(arguments: argparse.Namespace) -> dict[str, Any]:
         target("second.first_token_s", results["second"]["first_token_s"]["best"], at_most=SECOND_LIMIT_S),
     ]
     return {"environment": about, "settings": settings, "results": results, "targets": targets}
+
+
+def _fairness(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.fairness import measure_fairness
+
+    results = measure_fairness(arguments.plot)
+    # Half of the rows are the small tenant's share, so twice its time alone, and a row has to become free first.
+    targets = [target("over_alone.fair", results["over_alone"]["fair"], at_most=2.5)]
+    return {"environment": {}, "settings": {"plot": arguments.plot}, "results": results, "targets": targets}
 
 
 if __name__ == "__main__":
