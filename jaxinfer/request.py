@@ -357,6 +357,11 @@ class SequenceState:
         return len(self.prompt_ids) + len(self.output_ids) + self.num_pending
 
     @property
+    def known_ids(self) -> Sequence[int]:
+        """The tokens that the host has, prompt and output; not to be changed."""
+        return [*self.prompt_ids, *self.output_ids] if self.output_ids else self.prompt_ids
+
+    @property
     def num_missing(self) -> int:
         """Tokens to compute before the next one can be sampled; 0 where none is to be sampled any more."""
         last = self.max_total_tokens - (self.params.max_tokens != 0)  # the last one sampled is never computed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_tree import Node, PrefixTree
 from jaxinfer.request import SequenceState
@@ -52,7 +54,7 @@ class PageManager:
         needed = self.pages_needed(sequence.num_tokens)
         if not self.share:
             return needed
-        found = self.tree.match(sequence.tokens(0, sequence.num_tokens), sequence.num_tokens - 1, _salt(sequence))
+        found = self.tree.match(sequence.known_ids, sequence.num_tokens - 1, _salt(sequence))
         held = sum(1 for node in found.nodes if node.num_refs or not node.page)
         return max(0, needed - held)
 
@@ -60,8 +62,7 @@ class PageManager:
         """Leading tokens of a waiting sequence that could be skipped now."""
         if not self.share or sequence.reads_prompt:
             return 0
-        tokens = sequence.tokens(0, sequence.num_tokens)
-        return self.tree.match_length(tokens, sequence.num_tokens - 1, _salt(sequence))
+        return self.tree.match_length(sequence.known_ids, sequence.num_tokens - 1, _salt(sequence))
 
     def admit(self, sequence: SequenceState) -> None:
         """Hold what the tree has of a sequence, and enter what it will compute."""
@@ -69,7 +70,7 @@ class PageManager:
         if not self.share:
             return
         tree, size, salt = self.tree, self.page_size, _salt(sequence)
-        tokens = sequence.tokens(0, sequence.num_tokens)
+        tokens = sequence.known_ids
         found = tree.match(tokens, len(tokens) - 1, salt)
         nodes, source = found.nodes, found.source
         if sequence.reads_prompt:  # shares pages and computes them again, to the same bits
@@ -92,7 +93,7 @@ class PageManager:
         if first:
             self._skip(sequence, first * size)
 
-    def _enter(self, sequence: SequenceState, tokens: list[int]) -> None:
+    def _enter(self, sequence: SequenceState, tokens: Sequence[int]) -> None:
         """Put the rest of the known tokens into the tree, to be computed by this sequence."""
         size = self.page_size
         for start in range(len(sequence.nodes) * size, len(tokens), size):

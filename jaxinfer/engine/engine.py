@@ -83,6 +83,7 @@ class Engine:
         self._suspects: list[SequenceState] = []  # of a step that failed; each runs alone next
         self._repeated = False
         self._live: dict[str, LiveRequest] = {}
+        self._timed: list[LiveRequest] = []  # those with a time limit
         self._state_of: dict[SequenceState, OutputState] = {}
         self._num_arrived = 0
         self._num_computed_tokens = 0
@@ -188,6 +189,8 @@ class Engine:
             self.scheduler.add(sequence)
         self._state_of.update(zip(sequences, states, strict=True))
         self._live[request_id] = live
+        if options.timeout_s is not None:
+            self._timed.append(live)
         self._num_arrived += 1
 
     def abort(self, request_id: str) -> None:
@@ -376,7 +379,8 @@ class Engine:
     def _expire(self) -> list[LiveRequest]:
         """End the requests whose time is up."""
         now = time.monotonic()
-        late = [each for each in self._live.values() if each.deadline_s is not None and each.deadline_s <= now]
+        self._timed = [each for each in self._timed if self._live.get(each.output.request_id) is each]
+        late = [each for each in self._timed if each.deadline_s <= now]
         for live in late:
             self._end(live, "timeout")
         return late

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 
@@ -30,9 +31,9 @@ class LiveRequest:
         return all(state.output.finish_reason for state in self.states)
 
     @property
-    def deadline_s(self) -> float | None:
-        timeout_s = self.options.timeout_s
-        return None if timeout_s is None else self.arrival_s + timeout_s
+    def deadline_s(self) -> float:
+        """On the monotonic clock; infinity without a time limit."""
+        return self.arrival_s + (math.inf if self.options.timeout_s is None else self.options.timeout_s)
 
     def end(self, finish_reason: str, stop_reason: str | None = None) -> None:
         """End every choice that runs still."""

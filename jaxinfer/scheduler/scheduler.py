@@ -166,21 +166,31 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Where rows or pages are short, preempt for a waiting request what runs at a lower priority."""
-        while (sequence := self.waiting.next()) is not None:
+        while (best := self.waiting.best_priority) is not None:
             victim = max(self.running, key=lambda each: each.rank, default=None)
-            if victim is None or victim.priority <= sequence.priority or self._can_admit(sequence):
+            if victim is None or victim.priority <= best:
+                return
+            sequence = self.waiting.next()
+            if sequence is None or victim.priority <= sequence.priority or self._can_admit(sequence):
                 return
             self._preempt(victim)
 
+    @property
+    def _has_lane(self) -> bool:
+        return bool(self._free_lanes) and len(self.running) < self.row_limit
+
     def _can_admit(self, sequence: SequenceState) -> bool:
         """Whether there is a lane, and pages for the known tokens of this and the running ones and one more each."""
-        if not self._free_lanes or len(self.running) >= self.row_limit:
+        if not self._has_lane:
             return False
         reserved = sum(self.pages.outstanding(each) + 1 for each in self.running)
         return self.pages.admission_cost(sequence) + reserved <= self.pages.num_available
 
     def _admit(self, plan: Schedule, budget: int, scheduled: set[SequenceState]) -> None:
-        while budget > 0 and (sequence := self.waiting.next()) is not None and self._can_admit(sequence):
+        while budget > 0 and self._has_lane:
+            sequence = self.waiting.next()
+            if sequence is None or not self._can_admit(sequence):
+                return
             self._enter(sequence, plan)
             budget -= self._take(sequence, budget, plan, scheduled)
 

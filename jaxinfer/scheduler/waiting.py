@@ -61,6 +61,11 @@ class WaitingQueue:
         if not tenants:
             del self._lines[sequence.priority]
 
+    @property
+    def best_priority(self) -> int | None:
+        """The lowest number of those that wait; None where nobody does."""
+        return min(self._lines, default=None)
+
     def next(self) -> SequenceState | None:
         """The sequence to admit next; it stays in the queue. None while every line waits for a sampled token."""
         for priority in sorted(self._lines):
