@@ -59,3 +59,10 @@ def test_memory_that_cannot_be_forgotten_is_overwritten(monkeypatch):
     memory = np.full(30_000, 7, np.uint8)
     untouched._forget(memory.ctypes.data + 3, len(memory) - 10)
     assert memory[:3].tolist() == [7] * 3 and memory[-7:].tolist() == [7] * 7 and not memory[3:-7].any()
+
+
+def test_asking_for_the_shape_first_changes_nothing():
+    untouched._register.cache_clear()
+    shape = jax.eval_shape(lambda: untouched.zeros((3, 5), "float32"))
+    assert shape.shape == (3, 5)
+    assert untouched._register() == (sys.platform == "linux" and jax.default_backend() == "cpu")
