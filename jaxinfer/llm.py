@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import jax
 
+from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams, search
 from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig, check_seed
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineError, RequestError
@@ -269,6 +270,15 @@ class LLM:
         )
         nested = [list(itertools.islice(scores, len(group))) for group in groups]
         return nested[0] if single else nested
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, best first. Raises `ValueError` for `generate`'s reasons."""
+        prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        asked = [(self._encode(prompt)[1], prompt_salt(prompt)) for prompt in prompts]
+        with progress_bar(unit="token", shown=use_tqdm and self._verbose) as bar:
+            return search(self.engine, lambda requests: self._run(requests, False), asked, params, bar.update)
 
     def stream(
         self,
