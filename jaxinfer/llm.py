@@ -19,6 +19,7 @@ from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.open import default_sampling_fields, open_model
+from jaxinfer.engine.process import check_process
 from jaxinfer.progress import can_show, progress_bar
 from jaxinfer.prompts import Prompt, Request, options_of, prompt_content, prompt_salt
 from jaxinfer.request import DEFAULT_OPTIONS, RequestOptions, RequestOutput, SamplingParams
@@ -94,6 +95,7 @@ class LLM:
         _check_values(quantization, tensor_parallel_size)
         check_seed(seed)
         processors = _check_processors(logits_processors)
+        check_process()
         batch_invariant = _check_invariance(batch_invariant)
         cache = CacheConfig(page_size, num_pages, kv_cache_dtype, gpu_memory_utilization, enable_prefix_caching)
         asked = None if max_model_len == "auto" else max_model_len
