@@ -9,8 +9,11 @@ import signal
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jaxinfer import LLM, BeamSearchParams, SamplingParams
+from jaxinfer import LLM, BeamSearchParams, CompletionOutput, Logprob, SamplingParams
+from jaxinfer.beam_search import _Search
 
 SETTINGS = {
     "max_model_len": 64,
@@ -56,13 +59,13 @@ def logprobs(llm):
     return of
 
 
-def reference(logprobs, prompt, width, max_tokens, length_penalty=1.0, eos=(EOS,), temperature=1.0):
+def reference(logprobs, prompt, width, max_tokens, length_penalty=1.0, eos=(EOS,), **options):
     """Beam search as it is written in textbooks: max_tokens steps over all of the vocabulary, nothing left out."""
     beams, ended = [(0.0, tuple(prompt))], []
     for _ in range(max_tokens):
         grown = []
         for total, ids in beams:
-            row = logprobs(ids, temperature)
+            row = logprobs(ids, **options)
             likeliest = sorted(range(len(row)), key=lambda token: -row[token])[: 2 * width]  # noqa: B023
             grown += [(total + row[token], (*ids, token)) for token in likeliest]
         ended += [beam for beam in grown if beam[1][-1] in eos]
@@ -111,6 +114,35 @@ def test_beams_that_end_compete_by_score(llm, logprobs, early_ends, length_penal
         check(output, reference(logprobs, ids, 3, 5, length_penalty, early_ends), ids, early_ends)
         lengths |= {(len(beam.tokens) - len(ids), beam.finish_reason) for beam in output.sequences}
     assert len(lengths) > 1 or length_penalty == 0
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 3),
+    st.integers(1, 10),
+    st.sampled_from([-2.0, -0.5, 0.0, 1.0, 4.0]),
+    st.floats(0.1, 10),
+)
+@settings(max_examples=200)
+def test_ending_early_changes_nothing(seed, width, max_tokens, length_penalty, spread):
+    """Made-up models of six tokens, the last of which ends a text."""
+
+    def model(ids):
+        logits = np.random.default_rng([seed, *ids]).normal(0, spread, 6)
+        return logits - np.log(np.sum(np.exp(logits)))
+
+    def step(tokens):
+        row = model(tokens)
+        likeliest = np.argsort(-row)[: 2 * width].tolist()
+        entry = {token: Logprob(float(row[token]), rank + 1, "") for rank, token in enumerate(likeliest)}
+        return CompletionOutput(0, "", likeliest[:1], [entry], "length")
+
+    params = BeamSearchParams(width, max_tokens, length_penalty=length_penalty)
+    search = _Search([0], params, frozenset([5]), 1 + max_tokens)
+    while search.beams:
+        search.take([step(beam.tokens) for beam in search.beams])
+    expected = reference(model, [0], width, max_tokens, length_penalty, (5,))
+    assert [beam.tokens for beam in search.ended] == [list(ids) for _, ids in expected]
 
 
 def test_a_search_ends_where_nothing_can_change_any_more(llm, early_ends):
