@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxinfer.async_llm import AsyncLLM
+    from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from jaxinfer.engine.errors import EngineDeadError, EngineError, RequestError
     from jaxinfer.llm import LLM
     from jaxinfer.quick import generate
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "ContinuationScore",
     "EngineDeadError",
@@ -33,6 +37,9 @@ __all__ = [
 ]
 _HOMES = {
     "AsyncLLM": "jaxinfer.async_llm",
+    "BeamSearchOutput": "jaxinfer.beam_search",
+    "BeamSearchParams": "jaxinfer.beam_search",
+    "BeamSearchSequence": "jaxinfer.beam_search",
     "ContinuationScore": "jaxinfer.scoring",
     "EngineDeadError": "jaxinfer.engine.errors",
     "EngineError": "jaxinfer.engine.errors",

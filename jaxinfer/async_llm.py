@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
+from jaxinfer.engine.process import check_process
 from jaxinfer.llm import LLM
 from jaxinfer.prompts import Prompt, Request, prompt_salt
 from jaxinfer.request import RequestOptions, RequestOutput, SamplingParams
@@ -242,12 +243,14 @@ class _Driver:
         atexit.register(self._at_exit)
 
     def check(self) -> None:
-        """Raise `RuntimeError` once closed."""
+        """Raise `RuntimeError` once closed, `EngineDeadError` in a forked process, which has no engine thread."""
+        check_process()
         if self._stopped:
             raise RuntimeError(_CLOSED)
 
     def post(self, command: Callable[[], object]) -> None:
         """Have the engine thread run `command` before its next step."""
+        self.check()  # before the lock too, which a thread may have held when this process was forked from its own
         with self._lock:
             self.check()
             self._commands.put(command)

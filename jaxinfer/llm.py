@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 import jax
 
+from jaxinfer.beam_search import BeamSearchOutput, BeamSearchParams, search
 from jaxinfer.config import CacheConfig, EngineConfig, SchedulerConfig, check_seed
 from jaxinfer.engine.engine import Engine
 from jaxinfer.engine.errors import EngineError, RequestError
 from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.open import default_sampling_fields, open_model
+from jaxinfer.engine.process import check_process
 from jaxinfer.phases import log_phase, phase, process_age_s
 from jaxinfer.progress import can_show, progress_bar
 from jaxinfer.prompts import Prompt, Request, options_of, prompt_content, prompt_salt
@@ -100,6 +102,7 @@ class LLM:
         _check_values(quantization, tensor_parallel_size)
         check_seed(seed)
         processors = _check_processors(logits_processors)
+        check_process()
         batch_invariant = _check_invariance(batch_invariant)
         cache = CacheConfig(page_size, num_pages, kv_cache_dtype, gpu_memory_utilization, enable_prefix_caching)
         asked = None if max_model_len == "auto" else max_model_len
@@ -280,6 +283,15 @@ class LLM:
         )
         nested = [list(itertools.islice(scores, len(group))) for group in groups]
         return nested[0] if single else nested
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, best first. Raises `ValueError` for `generate`'s reasons."""
+        prompts = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        asked = [(self._encode(prompt)[1], prompt_salt(prompt)) for prompt in prompts]
+        with progress_bar(unit="token", shown=use_tqdm and self._verbose) as bar:
+            return search(self.engine, lambda requests: self._run(requests, False), asked, params, bar.update)
 
     def stream(
         self,

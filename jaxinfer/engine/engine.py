@@ -23,6 +23,7 @@ from jaxinfer.engine.interrupts import DeferredInterrupts
 from jaxinfer.engine.live import LiveRequest
 from jaxinfer.engine.load import ModelSource
 from jaxinfer.engine.outputs import OutputState
+from jaxinfer.engine.process import check_process
 from jaxinfer.engine.programs import BackgroundCompiler
 from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
 from jaxinfer.engine.sampler import SamplingRow, warm_lane_update
@@ -147,7 +148,9 @@ class Engine:
         Raises:
             ValueError: an empty or too long prompt, a token outside the vocabulary, a request id in use, a logits
                 processor that was not registered.
+            EngineDeadError: in a fork of the engine's process.
         """
+        check_process()
         limit, vocab = self.config.scheduler.max_model_len, self.config.model.vocab_size
         if request_id in self._live:
             raise ValueError(f"request_id={request_id!r} is already running")
@@ -214,8 +217,10 @@ class Engine:
         afterwards. An interrupt waits until the step is complete.
 
         Raises:
-            EngineDeadError: an earlier step failed, and what it had lost could not be made anew.
+            EngineDeadError: an earlier step failed, and what it had lost could not be made anew; or in a fork of the
+                engine's process.
         """
+        check_process()
         if self._failure is not None:
             raise EngineDeadError(f"{self._failure}; make a new LLM")
         with DeferredInterrupts():
@@ -422,6 +427,7 @@ class Engine:
         Raises:
             RuntimeError: requests are running.
         """
+        check_process()
         if self.has_work:
             raise RuntimeError("update_params: requests are running, and would go on with keys of the old parameters")
         self.runner.update_params(params)
