@@ -206,7 +206,7 @@ class PageManager:
         while self.share:
             nodes, size = sequence.nodes, self.page_size
             index = len(nodes) - bool(nodes and len(nodes[-1].tokens) < size)
-            if (index + 1) * size > min(sequence.num_known, sequence.num_computed):
+            if (index + 1) * size > min(sequence.num_known, sequence.num_computed) or index < sequence.num_dropped:
                 return
             if not self._adopt(sequence, index, tuple(sequence.tokens(index * size, (index + 1) * size))):
                 return
@@ -226,7 +226,7 @@ class PageManager:
             assert node is not None
             nodes.append(node)
             return True
-        if not other.ready or not other.page or index < sequence.num_dropped:
+        if not other.ready or not other.page:
             return False
         self.tree.acquire(other)
         if own is not None:

@@ -100,3 +100,22 @@ def test_where_who_fills_a_page_leaves_another_goes_on():
     pages.release(second)
     pages.check_integrity([])
     assert pages.num_available == 19
+
+
+def test_a_page_that_was_given_back_before_it_could_be_shared_stays_out_of_the_tree():
+    pages = PageManager(PageAllocator(20), SIZE, window=4, max_chunk=4)
+    first, second = sequence([1] * 2, 1), sequence([1] * 8, 2)
+    pages.admit(first)
+    pages.admit(second)  # is to compute the page that the first one comes to fill as well
+    first.output_ids = [1] * 10
+    assert pages.allocate(first, 12)
+    pages.computed(first, 12, step=1)
+    pages.learn(first)
+    assert len(first.nodes) == 1 and len(first.nodes[0].tokens) == 2
+    pages.advance(first, step=2)
+    assert first.num_dropped == 2 and first.pages[:2] == [0, 0]
+    pages.release(second)
+    pages.learn(first)
+    pages.check_integrity([first])
+    pages.release(first)
+    pages.check_integrity([])
