@@ -65,6 +65,10 @@ def make_parser() -> argparse.ArgumentParser:
     profile = add("profile", _profile, 6, summary, probes=False)
     profile.add_argument("--rows", type=_positive, default=32, metavar="N", help="streams that decode together")
     profile.add_argument("--prompt-tokens", type=_positive, default=32, metavar="N")
+    prefix = add("prefix", _prefix, 2, "what the prefix cache saves: chat, a shared prompt, few shots", probes=False)
+    prefix.add_argument("--turns", type=_positive, default=4, metavar="N", help="of the chat")
+    prefix.add_argument("--requests", type=_positive, default=8, metavar="N", help="that share a prefix")
+    prefix.add_argument("--prefix-tokens", type=_positive, default=256, metavar="N")
     context = add("context", _context, 4, "decode time against context length, over the time of reading the cache")
     context.add_argument("--contexts", type=_context_list, default=[512, 2048, 4096, 8000], metavar="N,N,…")
     context.add_argument("--steps", type=_positive, default=8, metavar="N", help="at each length, in each repeat")
@@ -177,6 +181,19 @@ def _profile(arguments: argparse.Namespace) -> dict[str, Any]:
         results = measure_profile(llm.engine, prompts, repeats=arguments.repeats, overlap=[True, False])
     share = results["steps"][0]["host_share"]["median"]
     return {**about, "results": results, "targets": [target("host_share with overlap", share, at_most=0.03)]}
+
+
+def _prefix(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.prefix import Sizes, measure_prefix
+
+    sizes = Sizes(arguments.turns, arguments.requests, arguments.prefix_tokens)
+    length = sizes.longest_tokens + PAGE_TOKENS
+    limits = {"max_num_seqs": arguments.requests, "max_model_len": length}
+    llm, about = _make_llm(arguments, arguments.requests * arguments.prefix_tokens, **limits)
+    with llm:
+        results = measure_prefix(llm.engine, sizes=sizes, repeats=arguments.repeats)
+    ratio = results["workloads"][1]["computed_prefix_ratio"]
+    return {**about, "results": results, "targets": [target("computed_prefix_ratio", ratio, at_most=1.0)]}
 
 
 def _context(arguments: argparse.Namespace) -> dict[str, Any]:

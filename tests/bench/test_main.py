@@ -94,6 +94,24 @@ def test_profile(capsys, model):
     assert "steps[overlap=True].phases_s.dispatch" in as_text(report)
 
 
+def test_prefix(capsys, model):
+    sizes = ["--turns", "3", "--requests", "3", "--prefix-tokens", "32", "--repeats", "1", "--json"]
+    report = report_of(capsys, "prefix", "--model", model, *sizes)
+    rows = {row["workload"]: row for row in report["results"]["workloads"]}
+    assert list(rows) == ["chat", "shared_prompt", "few_shot"]
+    assert all(row["same_tokens"] and set(row["time_ratio"]) == SPREAD for row in rows.values())
+    # Prompts of 48, 112 and 176 tokens with 15 more each; a chat's next turn lacks the last token of the reply.
+    assert rows["chat"]["plain_computed_tokens"] == 48 + 112 + 176 + 3 * 15
+    assert rows["chat"]["cached_computed_tokens"] == 48 + 49 + 49 + 3 * 15
+    assert rows["chat"]["hit_rate"] == pytest.approx((63 + 127) / (48 + 112 + 176))
+    shared = rows["shared_prompt"]
+    assert shared["plain_computed_tokens"] == 3 * (32 + 16 + 15)
+    assert shared["cached_computed_tokens"] == 32 + 3 * (16 + 15) and shared["computed_prefix_ratio"] == 1
+    assert rows["few_shot"]["cached_computed_tokens"] == 32 + 3 * (16 + 3)
+    assert report["targets"] == [{"name": "computed_prefix_ratio", "value": 1, "at_most": 1.0, "met": True}]
+    assert "workloads[workload=chat].time_ratio" in as_text(report)
+
+
 def test_context(capsys, model):
     report = report_of(capsys, "context", "--model", model, "--contexts", "16,32,24", "--steps", "2", *QUICK)
     rows = report["results"]["contexts"]
