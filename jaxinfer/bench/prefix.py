@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ WORKLOADS = {"chat": chat, "shared_prompt": shared_prompt, "few_shot": few_shot}
 @dataclass(frozen=True)
 class _Run:
     elapsed_s: float
+    ttft_s: float
     num_computed_tokens: int
     hit_rate: float
     outputs: list[list[int]]
@@ -85,8 +87,8 @@ def measure_prefix(
 ) -> dict[str, Any]:
     """Run each workload with the prefix cache, empty at first, and without, `repeats` times over.
 
-    `time_ratio` and `computed_tokens_ratio` are without over with. `computed_prefix_ratio` of the shared prompt is how
-    often its prefix was computed in all.
+    Ratios are without over with, `ttft_ratio` of the mean time to first token. `computed_prefix_ratio` of the shared
+    prompt is how often its prefix was computed in all.
 
     Raises:
         RuntimeError: a request ended early.
@@ -99,6 +101,7 @@ def measure_prefix(
         row: dict[str, Any] = {
             "workload": name,
             "time_ratio": spread([off.elapsed_s / on.elapsed_s for on, off in pairs], higher_is_better=True),
+            "ttft_ratio": spread([off.ttft_s / on.ttft_s for on, off in pairs], higher_is_better=True),
             "cached_s": spread([on.elapsed_s for on, _ in pairs]),
             "plain_s": spread([off.elapsed_s for _, off in pairs]),
             "cached_computed_tokens": cached.num_computed_tokens,
@@ -122,17 +125,19 @@ def _run(engine: Any, job: Callable[[Serve], list[list[int]]], share: bool, cloc
     pages.share = share
     try:
         before = engine.stats()["num_computed_tokens"], pages.num_cached_tokens, pages.num_looked_up_tokens
+        first_s: list[float] = []
         start = clock()
-        outputs = job(partial(_serve, engine))
+        outputs = job(partial(_serve, engine, first_s))
         elapsed_s = clock() - start
         after = engine.stats()["num_computed_tokens"], pages.num_cached_tokens, pages.num_looked_up_tokens
     finally:
         pages.share = setting
     computed, found, looked_up = (new - old for new, old in zip(after, before, strict=True))
-    return _Run(elapsed_s, computed, found / max(1, looked_up), outputs)
+    return _Run(elapsed_s, statistics.fmean(first_s), computed, found / max(1, looked_up), outputs)
 
 
-def _serve(engine: Any, prompts: Sequence[list[int]], num_output_tokens: int) -> list[list[int]]:
+def _serve(engine: Any, first_s: list[float], prompts: Sequence[list[int]], num_output_tokens: int) -> list[list[int]]:
+    """See `Serve`; adds the times to first token to `first_s`."""
     params = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)
     request_ids = [f"prefix-{next(_ids)}" for _ in prompts]
     finished: dict[str, list[int]] = {}
@@ -143,6 +148,7 @@ def _serve(engine: Any, prompts: Sequence[list[int]], num_output_tokens: int) ->
             for output, _ in engine.step():
                 if output.finished:
                     finished[output.request_id] = output.outputs[0].token_ids
+                    first_s.append(output.metrics["ttft_s"])
     finally:
         for request_id in request_ids:
             engine.abort(request_id)
