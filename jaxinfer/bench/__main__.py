@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m jaxinfer.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, run: Callable, repeats: int, summary: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Callable, repeats: int, summary: str, probes: bool = True) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
         command.set_defaults(run=run)
         command.add_argument("--model", help="a GGUF file, a Hugging Face folder or a hub id (default: SmolLM2-135M)")
@@ -48,10 +48,11 @@ def make_parser() -> argparse.ArgumentParser:
         )
         if repeats:
             command.add_argument("--repeats", type=_positive, default=repeats, metavar="N")
-            command.add_argument("--probe-bytes", type=_positive, default=512 * 2**20, metavar="BYTES",
-                                 help="size of the array whose reading gives the bandwidth")  # fmt: skip
             command.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=None,
                                  help="whether a row's bits are the same whatever rows are beside it")  # fmt: skip
+        if repeats and probes:
+            command.add_argument("--probe-bytes", type=_positive, default=512 * 2**20, metavar="BYTES",
+                                 help="size of the array whose reading gives the bandwidth")  # fmt: skip
         return command
 
     latency = add("latency", _latency, 3, "one stream: TTFT, time per token, decode step over the weight-read floor")
@@ -63,6 +64,14 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("--output-tokens", type=_at_least_four, default=64, metavar="N")
     throughput.add_argument("--streams", type=_positive_list, default=[1, 8, 32], metavar="N,N,…")
     throughput.add_argument("--profile", action="store_true", help="print each phase of a step")
+    summary = "host and device time of each phase of a decode step, with overlap and without"
+    profile = add("profile", _profile, 6, summary, probes=False)
+    profile.add_argument("--rows", type=_positive, default=32, metavar="N", help="streams that decode together")
+    profile.add_argument("--prompt-tokens", type=_positive, default=32, metavar="N")
+    prefix = add("prefix", _prefix, 2, "what the prefix cache saves: chat, a shared prompt, few shots", probes=False)
+    prefix.add_argument("--turns", type=_positive, default=4, metavar="N", help="of the chat")
+    prefix.add_argument("--requests", type=_positive, default=8, metavar="N", help="that share a prefix")
+    prefix.add_argument("--prefix-tokens", type=_positive, default=256, metavar="N")
     context = add("context", _context, 4, "decode time against context length, over the time of reading the cache")
     context.add_argument("--contexts", type=_context_list, default=[512, 2048, 4096, 8000], metavar="N,N,…")
     context.add_argument("--steps", type=_positive, default=8, metavar="N", help="at each length, in each repeat")
@@ -98,14 +107,11 @@ def _context_list(text: str) -> list[int]:
     return contexts
 
 
-def _make_llm(
-    arguments: argparse.Namespace, num_prompt_tokens: int, **limits: int
-) -> tuple[Any, Callable[[], float], dict[str, Any]]:
-    """The model, the bandwidth probe, and what every report says of them.
+def _make_llm(arguments: argparse.Namespace, num_prompt_tokens: int, **limits: int) -> tuple[Any, dict[str, Any]]:
+    """The model, and what every report says of it.
 
     `limits` are the model's; steps take no more tokens than a benchmark can fill, so that no unused shape is compiled.
     """
-    from jaxinfer.bench.bandwidth import BandwidthProbe
     from jaxinfer.bench.environment import environment
     from jaxinfer.checkpoint.hub import resolve_model
     from jaxinfer.llm import LLM
@@ -117,19 +123,19 @@ def _make_llm(
     llm.wait_until_compiled()
     settings = {name: value for name, value in vars(arguments).items() if name not in _COMMON} | limits
     about = {"environment": environment(llm.engine.config.dtype, source), "settings": settings}
-    return llm, BandwidthProbe(arguments.probe_bytes), about
+    return llm, about
 
 
 def _latency(arguments: argparse.Namespace) -> dict[str, Any]:
-    from jaxinfer.bench.bandwidth import weight_bytes
+    from jaxinfer.bench.bandwidth import BandwidthProbe, weight_bytes
     from jaxinfer.bench.latency import measure_latency
 
     length = arguments.prompt_tokens + arguments.output_tokens
-    llm, probe, about = _make_llm(arguments, arguments.prompt_tokens, max_num_seqs=1, max_model_len=length)
+    llm, about = _make_llm(arguments, arguments.prompt_tokens, max_num_seqs=1, max_model_len=length)
     with llm:
         results = measure_latency(
             llm.engine,
-            probe,
+            BandwidthProbe(arguments.probe_bytes),
             weight_bytes(llm.engine.config),
             num_prompt_tokens=arguments.prompt_tokens,
             num_output_tokens=arguments.output_tokens,
@@ -141,17 +147,18 @@ def _latency(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _throughput(arguments: argparse.Namespace) -> dict[str, Any]:
-    from jaxinfer.bench.bandwidth import weight_bytes
+    from jaxinfer.bench.bandwidth import BandwidthProbe, weight_bytes
+    from jaxinfer.bench.step_profile import tokens_needed
     from jaxinfer.bench.throughput import measure_throughput
 
     arguments.streams = sorted({1, *arguments.streams})
-    length = arguments.prompt_tokens + arguments.output_tokens
     most = arguments.streams[-1]
-    llm, probe, about = _make_llm(arguments, most * arguments.prompt_tokens, max_num_seqs=most, max_model_len=length)
+    length = arguments.prompt_tokens + max(arguments.output_tokens, tokens_needed(2))
+    llm, about = _make_llm(arguments, most * arguments.prompt_tokens, max_num_seqs=most, max_model_len=length)
     with llm:
         results = measure_throughput(
             llm.engine,
-            probe,
+            BandwidthProbe(arguments.probe_bytes),
             weight_bytes(llm.engine.config),
             streams=arguments.streams,
             num_prompt_tokens=arguments.prompt_tokens,
@@ -160,24 +167,57 @@ def _throughput(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     targets = []
     if most == 32:
-        scaling, host = results["streams"][-1]["over_one_stream"], results["host"]["host_share"]
+        scaling, (host,) = results["streams"][-1]["over_one_stream"], results["host"]["steps"]
         targets = [
             target("over_one_stream at 32", scaling["median"], at_least=5.0),
-            target("host_share at 32", host["median"], at_most=0.08),
+            target("host_share at 32", host["host_share"]["median"], at_most=0.08),
         ]
     if not arguments.profile:
-        del results["host"]["phases_s"]
+        del results["host"]["steps"][0]["phases_s"]
     return {**about, "results": results, "targets": targets}
 
 
+def _profile(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.step_profile import measure_profile, tokens_needed
+    from jaxinfer.bench.workload import random_prompts
+
+    length = arguments.prompt_tokens + tokens_needed(3)
+    llm, about = _make_llm(
+        arguments, arguments.rows * arguments.prompt_tokens, max_num_seqs=arguments.rows, max_model_len=length
+    )
+    with llm:
+        prompts = random_prompts(arguments.rows, arguments.prompt_tokens, llm.engine.config.model.vocab_size)
+        results = measure_profile(llm.engine, prompts, repeats=arguments.repeats, overlap=[True, False])
+    share = results["steps"][0]["host_share"]["median"]
+    return {**about, "results": results, "targets": [target("host_share with overlap", share, at_most=0.03)]}
+
+
+def _prefix(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.prefix import Sizes, measure_prefix
+
+    sizes = Sizes(arguments.turns, arguments.requests, arguments.prefix_tokens)
+    length = sizes.longest_tokens
+    limits = {"max_num_seqs": arguments.requests, "max_model_len": length}
+    llm, about = _make_llm(arguments, arguments.requests * arguments.prefix_tokens, **limits)
+    with llm:
+        results = measure_prefix(llm.engine, sizes=sizes, repeats=arguments.repeats)
+    ratio = results["workloads"][1]["computed_prefix_ratio"]
+    return {**about, "results": results, "targets": [target("computed_prefix_ratio", ratio, at_most=1.0)]}
+
+
 def _context(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxinfer.bench.bandwidth import BandwidthProbe
     from jaxinfer.bench.context import measure_context
 
     longest = arguments.contexts[-1]
-    llm, probe, about = _make_llm(arguments, longest, max_num_seqs=1, max_model_len=longest + 64)
+    llm, about = _make_llm(arguments, longest, max_num_seqs=1, max_model_len=longest + 64)
     with llm:
         results = measure_context(
-            llm.engine, probe, contexts=arguments.contexts, steps=arguments.steps, repeats=arguments.repeats
+            llm.engine,
+            BandwidthProbe(arguments.probe_bytes),
+            contexts=arguments.contexts,
+            steps=arguments.steps,
+            repeats=arguments.repeats,
         )
     ratio = results["slope_over_floor"]["median"]
     return {**about, "results": results, "targets": [target("slope_over_floor", ratio, at_most=6.0)]}

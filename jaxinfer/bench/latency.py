@@ -10,8 +10,7 @@ from typing import Any
 from jaxinfer.bench.spread import spread
 from jaxinfer.bench.workload import random_prompts, run_streams
 
-STEPS_PER_BLOCK = 8
-"""Decode steps between two probes of the bandwidth, which drifts on a shared machine."""
+WARM_UP_TOKENS = 8
 
 
 def measure_latency(
@@ -24,31 +23,21 @@ def measure_latency(
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Decode one request `repeats` times. `probe` returns bytes/s; it runs between blocks of decode steps.
+    """Decode one request `repeats` times. `probe` returns bytes/s; it runs between, while no step is in flight.
 
-    Each block's mean step is divided by the time of reading `weight_bytes` at the mean of the probes around it.
+    Each repeat's mean step is divided by the time of reading `weight_bytes` at the mean of the probes around it.
     """
     prompt = random_prompts(1, num_prompt_tokens, engine.config.model.vocab_size)
-    for _ in run_streams(engine, prompt, min(STEPS_PER_BLOCK, num_output_tokens), clock):
+    for _ in run_streams(engine, prompt, min(WARM_UP_TOKENS, num_output_tokens), clock):
         pass  # warm-up: first touches of memory, caches of the host
-    first_s, per_token_s, steps_s, bandwidths, ratios = [], [], [], [], []
+    first_s, per_token_s, steps_s, bandwidths, ratios = [], [], [], [probe()], []
     for _ in range(repeats):
-        before = probe()
-        bandwidths.append(before)
-        prefill_s, decode_s, block = 0.0, [], []
-        for step in run_streams(engine, prompt, num_output_tokens, clock):
-            if not step.is_decode:
-                prefill_s += step.elapsed_s
-                continue
-            decode_s.append(step.elapsed_s)
-            block.append(step.elapsed_s)
-            if len(block) == STEPS_PER_BLOCK or len(decode_s) == num_output_tokens - 1:
-                after = probe()
-                bandwidths.append(after)
-                ratios.append(statistics.fmean(block) * (before + after) / 2 / weight_bytes)
-                before, block = after, []
-        first_s.append(prefill_s)
+        steps = list(run_streams(engine, prompt, num_output_tokens, clock))
+        bandwidths.append(probe())
+        decode_s = [step.elapsed_s for step in steps if step.is_decode]
+        first_s.append(sum(step.elapsed_s for step in steps if not step.is_decode))
         per_token_s.append(statistics.fmean(decode_s))
+        ratios.append(per_token_s[-1] * statistics.fmean(bandwidths[-2:]) / weight_bytes)
         steps_s += decode_s
     floors_s = [weight_bytes / value for value in bandwidths]
     return {

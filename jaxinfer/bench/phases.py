@@ -1,40 +1,62 @@
-"""Where a step's time goes, seen from the host.
+"""Where a step's time goes, seen from the host, and how much of it leaves the device without work.
 
     step   |schedule|build_inputs|dispatch|sampling_inputs|sampling_dispatch|      wait      |take|
-    device                       |<- forward ------------------------------>|<- sampling  ->|
+    device                        <- forward ------------------------------>|<- sampling  ->|
 
-Dispatch is asynchronous, so host work between the two dispatches costs nothing as long as the forward still runs.
+Without overlap a step waits for its own tokens, so the device rests from there to the next dispatch. With overlap it
+waits for those of the step before; the device goes on with this step meanwhile, and rests only where it ends before
+the next is dispatched. Dispatch is asynchronous, but on CPUs a few dozen programs at most are in flight: with overlap
+the host then waits inside `dispatch`, and finds the tokens of the step before ready.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from jaxinfer.bench.spread import spread
-
 PHASES = ("schedule", "build_inputs", "dispatch", "sampling_inputs", "sampling_dispatch", "wait", "take")
-_EXPOSED = ("schedule", "build_inputs", "dispatch", "take")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step that dispatched both programs and read tokens.
+
+    `phases_s` add up to `step_s`. `idle_s` is how long the device had rested, as far as the host can know, before each
+    of the two programs came. `device_s` is what each ran for, known only of a blocking step.
+    """
+
+    step_s: float
+    phases_s: dict[str, float]
+    idle_s: float
+    device_s: tuple[float, float]
 
 
 class StepTimer:
     """Times an engine's steps by wrapping its parts, on the objects themselves, while the `with` block lasts.
 
-    `step` is `engine.step` timed. With `blocking` set it waits for each program before it goes on: `device_s` is then
-    the time of both programs, and otherwise `phases_s` the time of each phase; the two together make the whole step.
+    `step` is `engine.step` timed; `record` is what it measured, None of a step that lacks a phase. With `blocking` set,
+    each program starts on a device that rests, and is waited for.
+
+    Whether the device works is seen at the ends of phases only. What became ready within one counts as ready at its
+    start, unless the phase is a wait or a dispatch, which may end because it is: so `idle_s` errs towards more.
     """
 
     def __init__(self, engine: Any, clock: Callable[[], float] = time.perf_counter):
         self.blocking = False
-        self.phases_s: dict[str, float] = {}
-        self.forward_s = self.device_s = self.step_s = 0.0
+        self.record: StepRecord | None = None
         self._engine = engine
         self._clock = clock
         self._marks: list[float] = []
+        self._last_mark = 0.0
+        self._running: Any = None  # an output of the program dispatched last
+        self._rests_since: float | None = None
+        self._idle_s = 0.0
+        self._started_s = 0.0
+        self._device_s: list[float] = []
         self._wrapped = [
             (engine.scheduler, "schedule", self._marking_end(engine.scheduler.schedule)),
             (engine.runner, "program", self._timing_call_of(engine.runner.program)),
@@ -50,23 +72,35 @@ class StepTimer:
     def __exit__(self, *exc: object) -> None:
         for owner, name, _ in self._wrapped:
             delattr(owner, name)
+        self._running = None
 
     def step(self) -> list[Any]:
-        """One step of the engine; the measurements are kept until the next. A step that samples nothing has none."""
-        self._marks = [self._clock()]
+        """One step of the engine."""
+        self._marks, self._device_s, self._idle_s = [], [], 0.0
+        self._mark()
         result = self._engine.step()
-        self._marks.append(self._clock())
-        marks = self._marks
-        self.phases_s = {}
+        self._mark()
+        marks, self.record = self._marks, None
         if len(marks) == len(PHASES) + 1:
-            self.phases_s = {name: marks[i + 1] - marks[i] for i, name in enumerate(PHASES)}
-            self.forward_s = self.phases_s["dispatch"]
-            self.device_s = self.forward_s + self.phases_s["sampling_dispatch"]
-            self.step_s = marks[-1] - marks[0]
+            phases_s = {name: marks[i + 1] - marks[i] for i, name in enumerate(PHASES)}
+            forward_s, sampling_s = self._device_s
+            self.record = StepRecord(marks[-1] - marks[0], phases_s, self._idle_s, (forward_s, sampling_s))
         return result
 
-    def _mark(self) -> None:
-        self._marks.append(self._clock())
+    def _mark(self, ends_when_ready: bool = False) -> None:
+        """A phase ends. `ends_when_ready`: what it waited for may be the program that runs."""
+        now = self._clock()
+        if self._rests_since is None and (self._running is None or self._running.is_ready()):
+            self._rests_since = now if ends_when_ready or self._running is None else self._last_mark
+        self._marks.append(now)
+        self._last_mark = now
+
+    def _feed(self) -> None:
+        """The device has got work."""
+        now = self._clock()
+        if self._rests_since is not None:
+            self._idle_s += now - self._rests_since
+        self._rests_since, self._started_s = None, now
 
     def _marking_end(self, function: Callable) -> Callable:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +113,7 @@ class StepTimer:
     def _marking_first_start(self, function: Callable) -> Callable:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if len(self._marks) == PHASES.index("take"):  # it may be called once a row
-                self._mark()
+                self._mark(ends_when_ready=True)
             return function(*args, **kwargs)
 
         return wrapper
@@ -89,56 +123,28 @@ class StepTimer:
             program = get_program(key)
 
             def call(*args: Any) -> Any:
-                self._mark()
-                result = program(*args)
+                if self.blocking:
+                    jax.block_until_ready(self._running)
+                self._mark(ends_when_ready=self.blocking)
+                result = self._feeding(program)(*args)
                 if self.blocking:
                     jax.block_until_ready(result)
-                self._mark()
+                self._running = jax.tree.leaves(result[1])[0]  # both programs donate parts of the others
+                self._mark(ends_when_ready=True)
+                self._device_s.append(self._last_mark - self._started_s)
                 return result
 
             return call
 
         return get
 
+    def _feeding(self, program: Any) -> Callable:
+        """The program, which says when it has given the device work: a layerwise one with the first of its parts."""
+        first = getattr(program, "begin", program)
 
-class HostShare:
-    """Collects timed steps, plain and blocking in turn, and says what part of a step the device had nothing to do."""
+        def feed(*args: Any) -> Any:
+            result = first(*args)
+            self._feed()
+            return result
 
-    def __init__(self, timer: StepTimer):
-        self._timer = timer
-        self._plain: list[dict[str, float]] = []
-        self._plain_s: list[float] = []
-        self._forward_s: list[float] = []
-        self._device_s: list[float] = []
-
-    def add(self) -> None:
-        """Take the timer's last step, and have the next one run the other way."""
-        timer = self._timer
-        if timer.phases_s and timer.blocking:
-            self._forward_s.append(timer.forward_s)
-            self._device_s.append(timer.device_s)
-        elif timer.phases_s:
-            self._plain.append(timer.phases_s)
-            self._plain_s.append(timer.step_s)
-        timer.blocking = not timer.blocking
-
-    def report(self) -> dict[str, Any]:
-        """Phases in seconds, and the host's share of a step by two routes that should agree.
-
-        `host_share` adds up what ran with nothing dispatched; `host_share_by_difference` is the median plain step less
-        the median time of both programs run to their end, over the step.
-        """
-        forward_s = statistics.median(self._forward_s)
-        shares = []
-        for phases, step_s in zip(self._plain, self._plain_s, strict=True):
-            gap_s = max(0.0, phases["sampling_inputs"] - forward_s)
-            shares.append((sum(phases[name] for name in _EXPOSED) + gap_s) / step_s)
-        step_s, device_s = spread(self._plain_s), spread(self._device_s)
-        return {
-            "step_s": step_s,
-            "device_s": device_s,
-            "forward_s": spread(self._forward_s),
-            "phases_s": {name: spread([phases[name] for phases in self._plain]) for name in PHASES},
-            "host_share": spread(shares),
-            "host_share_by_difference": 1 - device_s["median"] / step_s["median"],
-        }
+        return feed if first is program else replace(program, begin=feed)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxinfer.bench.phases import HostShare, StepTimer
 from jaxinfer.bench.spread import spread
+from jaxinfer.bench.step_profile import measure_profile
 from jaxinfer.bench.workload import random_prompts, run_streams
 
 
@@ -60,17 +60,5 @@ def measure_throughput(
         "read_bandwidth_bytes_per_s": spread(bandwidths, higher_is_better=True),
         "weight_bytes": weight_bytes,
         "weight_read_floor_s": spread([weight_bytes / value for value in bandwidths]),
-        "host": measure_host_share(engine, prompts, num_output_tokens, clock),
+        "host": measure_profile(engine, prompts, repeats=repeats, overlap=[engine.config.overlap], clock=clock),
     }
-
-
-def measure_host_share(
-    engine: Any, prompts: Sequence[Sequence[int]], num_output_tokens: int, clock: Callable[[], float]
-) -> dict[str, Any]:
-    """The phases of the steps in which every one of `prompts` decodes."""
-    with StepTimer(engine, clock) as timer:
-        share = HostShare(timer)
-        for step in run_streams(engine, prompts, num_output_tokens, clock, timer.step):
-            if step.is_decode:
-                share.add()
-    return {"num_streams": len(prompts), **share.report()}

@@ -38,7 +38,8 @@ def run_streams(
 ) -> Generator[Step, None, None]:
     """Send all prompts at once and step until each has its output; what the caller does between steps is not counted.
 
-    The first step's time includes the queueing of the requests. `step` runs in place of `engine.step`.
+    The prefix cache is emptied first. The first step's time includes the queueing of the requests. With overlap, a
+    step's tokens are of the one dispatched before it. `step` runs in place of `engine.step`.
 
     Raises:
         RuntimeError: a request ended early.
@@ -47,6 +48,7 @@ def run_streams(
     request_ids = [f"bench-{next(_ids)}" for _ in prompts]
     num_unfinished = len(prompts)
     run_step = step or engine.step
+    engine.scheduler.pages.forget()
     try:
         start = clock()
         for request_id, prompt in zip(request_ids, prompts, strict=True):

@@ -49,6 +49,11 @@ class PageManager:
         count += max(0, -(-sequence.num_tokens // self.page_size) - max(first, len(sequence.nodes)))
         return min(count, self._most)
 
+    def reserved(self, sequence: SequenceState) -> int:
+        """Pages that an admitted sequence takes for its known tokens and, if it goes on that far, for the next page."""
+        grows = self.pages_needed(sequence.max_total_tokens) > self.pages_needed(sequence.num_tokens)
+        return self.outstanding(sequence) + grows
+
     def admission_cost(self, sequence: SequenceState) -> int:
         """Available pages that `admit` and then computing the sequence would take."""
         needed = self.pages_needed(sequence.num_tokens)

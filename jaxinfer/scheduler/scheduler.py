@@ -180,10 +180,10 @@ class Scheduler:
         return bool(self._free_lanes) and len(self.running) < self.row_limit
 
     def _can_admit(self, sequence: SequenceState) -> bool:
-        """Whether there is a lane, and pages for the known tokens of this and the running ones and one more each."""
+        """Whether there is a lane, and pages for this one beside what the running ones will soon take."""
         if not self._has_lane:
             return False
-        reserved = sum(self.pages.outstanding(each) + 1 for each in self.running)
+        reserved = sum(self.pages.reserved(each) for each in self.running)
         return self.pages.admission_cost(sequence) + reserved <= self.pages.num_available
 
     def _admit(self, plan: Schedule, budget: int, scheduled: set[SequenceState]) -> None:

@@ -14,6 +14,7 @@ from tokenizers import decoders, pre_tokenizers
 
 from jaxinfer.bench.__main__ import main
 from jaxinfer.bench.bandwidth import BandwidthProbe, cache_bytes, weight_bytes
+from jaxinfer.bench.phases import PHASES
 from jaxinfer.bench.report import as_text
 from jaxinfer.bench.start import measure_start
 from jaxinfer.config import EngineConfig, ModelConfig
@@ -72,9 +73,45 @@ def test_throughput(capsys, model):
     rows, host = report["results"]["streams"], report["results"]["host"]
     assert [row["num_streams"] for row in rows] == [1, 2, 3]
     assert rows[0]["over_one_stream"]["median"] == 1
-    assert host["num_streams"] == 3 and host["step_s"]["num"] >= 2 and 0 < host["host_share"]["median"] < 1
-    assert sum(phase["best"] for phase in host["phases_s"].values()) <= host["step_s"]["worst"]
+    assert host["num_streams"] == 3
+    (steps,) = host["steps"]
+    assert steps["overlap"] is True and steps["step_s"]["num"] == 8 and 0 <= steps["host_share"]["median"] < 1
+    assert sum(phase["best"] for phase in steps["phases_s"].values()) <= steps["step_s"]["worst"]
     assert report["targets"] == []
+
+
+def test_profile(capsys, model):
+    lengths = ["--rows", "3", "--prompt-tokens", "4", "--repeats", "1", "--json"]
+    report = report_of(capsys, "profile", "--model", model, *lengths)
+    results = report["results"]
+    assert [each["overlap"] for each in results["steps"]] == [True, False]
+    for steps in results["steps"]:
+        assert set(steps["phases_s"]) == set(PHASES) and steps["step_s"]["num"] == 4
+        assert steps["host_share"]["median"] == pytest.approx(0.5, abs=0.5)
+        assert set(steps["host_share_by_difference"]) == SPREAD
+    assert results["device"]["forward_s"]["median"] > 0 and results["num_streams"] == 3
+    assert report["targets"][0]["at_most"] == 0.03
+    assert report["targets"][0]["value"] == results["steps"][0]["host_share"]["median"]
+    assert "steps[overlap=True].phases_s.dispatch" in as_text(report)
+
+
+def test_prefix(capsys, model):
+    sizes = ["--turns", "3", "--requests", "3", "--prefix-tokens", "32", "--repeats", "1", "--json"]
+    report = report_of(capsys, "prefix", "--model", model, *sizes)
+    rows = {row["workload"]: row for row in report["results"]["workloads"]}
+    assert list(rows) == ["chat", "shared_prompt", "few_shot"]
+    assert all(row["same_tokens"] for row in rows.values())
+    assert all(set(row[name]) == SPREAD for row in rows.values() for name in ("time_ratio", "ttft_ratio"))
+    # Prompts of 48, 112 and 176 tokens with 15 more each; a chat's next turn lacks the last token of the reply.
+    assert rows["chat"]["plain_computed_tokens"] == 48 + 112 + 176 + 3 * 15
+    assert rows["chat"]["cached_computed_tokens"] == 48 + 49 + 49 + 3 * 15
+    assert rows["chat"]["hit_rate"] == pytest.approx((63 + 127) / (48 + 112 + 176))
+    shared = rows["shared_prompt"]
+    assert shared["plain_computed_tokens"] == 3 * (32 + 16 + 15)
+    assert shared["cached_computed_tokens"] == 32 + 3 * (16 + 15) and shared["computed_prefix_ratio"] == 1
+    assert rows["few_shot"]["cached_computed_tokens"] == 32 + 3 * (16 + 3)
+    assert report["targets"] == [{"name": "computed_prefix_ratio", "value": 1, "at_most": 1.0, "met": True}]
+    assert "workloads[workload=chat].time_ratio" in as_text(report)
 
 
 def test_context(capsys, model):

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
 from jaxinfer.bench.latency import measure_latency
-from jaxinfer.bench.phases import PHASES, HostShare, StepTimer
+from jaxinfer.bench.phases import PHASES, StepTimer
 from jaxinfer.bench.spread import slope, spread
+from jaxinfer.bench.step_profile import measure_profile
 from jaxinfer.bench.throughput import measure_throughput
 from jaxinfer.bench.workload import random_prompts, run_streams
 
 _spec = importlib.util.spec_from_file_location("bench_fakes", Path(__file__).parent / "fakes.py")
 assert _spec and _spec.loader
 fakes = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = fakes  # dataclasses look their module up
 _spec.loader.exec_module(fakes)
 
-# 0.5 s of a step of 4 s with nothing on the device, and 0.25 s between the dispatches.
-PHASES_S = dict(zip(PHASES, (0.125, 0.125, 0.125, 0.25, 0.125, 3.125, 0.125), strict=True))
+# A step of 4 s without overlap: 3.25 s of the device's, which starts after 0.5 s and rests for the last 0.25 s.
+HOST_S = {
+    "schedule": 0.125,
+    "build_inputs": 0.125,
+    "dispatch": 0.25,
+    "sampling_inputs": 0.25,
+    "sampling_dispatch": 0.125,
+    "take": 0.25,
+}
 
 
 @pytest.fixture
@@ -29,7 +39,7 @@ def clock():
 
 @pytest.fixture
 def engine(clock):
-    return fakes.FakeEngine(clock, PHASES_S)
+    return fakes.FakeEngine(clock, HOST_S)
 
 
 def test_spread():
@@ -51,7 +61,7 @@ def test_streams_are_timed_without_what_happens_between_steps(engine, clock):
         steps.append((step.elapsed_s, step.num_new_tokens, step.is_decode))
         clock.tick(100)
     assert steps == [(2, 1, False), (2, 1, False), (4, 2, True), (4, 2, True)]
-    assert engine.requests == {}
+    assert engine.requests == {} and engine.num_forgets == 1
 
 
 def test_streams_leave_nothing_behind_when_abandoned(engine, clock):
@@ -79,15 +89,14 @@ def test_latency(engine, clock):
     assert found["tpot_s"] == {"median": 4, "best": 4, "worst": 4, "num": 3}
     assert found["decode_step_s"]["num"] == 60
     assert found["weight_read_floor_s"]["median"] == 2
-    # Blocks of 8, 8 and 4 steps, with a probe before each and after the last.
-    assert found["decode_step_over_floor"] == {"median": 2, "best": 2, "worst": 2, "num": 9}
-    assert found["read_bandwidth_bytes_per_s"]["num"] == 12
+    assert found["decode_step_over_floor"] == {"median": 2, "best": 2, "worst": 2, "num": 3}
+    assert found["read_bandwidth_bytes_per_s"]["num"] == 4
 
 
-def test_latency_holds_a_block_against_the_probes_around_it(engine, clock):
+def test_latency_holds_a_repeat_against_the_probes_around_it(engine, clock):
     bandwidths = iter([500.0, 700.0, 900.0])
     found = measure_latency(
-        engine, lambda: next(bandwidths), 1000, num_prompt_tokens=8, num_output_tokens=17, repeats=1, clock=clock
+        engine, lambda: next(bandwidths), 1000, num_prompt_tokens=8, num_output_tokens=17, repeats=2, clock=clock
     )
     assert found["decode_step_over_floor"] == {"median": 2.8, "best": 2.4, "worst": 3.2, "num": 2}
 
@@ -107,43 +116,80 @@ def test_throughput(engine, clock):
     assert found["host"]["num_streams"] == 4
 
 
-def test_phases_make_the_whole_step(engine, clock):
-    engine.prefill_s = 0.0
-    own_step = engine.step
+def records_of(engine, clock, num_output_tokens=8, blocking=False):
+    """What the timer says of the steps in which both requests decode."""
+    own_step, records = engine.step, []
     with StepTimer(engine, clock) as timer:
-        for step in run_streams(engine, [[1], [2]], 2, clock, timer.step):
-            if not step.is_decode:
-                assert timer.phases_s == {}
-        assert timer.phases_s == PHASES_S and timer.step_s == sum(PHASES_S.values())
+        timer.blocking = blocking
+        for step in run_streams(engine, [[1], [2]], num_output_tokens, clock, timer.step):
+            if step.is_decode:
+                records.append(timer.record)
+            else:
+                assert timer.record is None
     assert engine.step == own_step and "_take" not in vars(engine)
+    return records
 
 
-def add_pair(share, timer, phases_s, step_s, forward_s, device_s):
-    """One blocking step and one plain one."""
-    timer.phases_s = phases_s
-    timer.blocking, timer.forward_s, timer.device_s = True, forward_s, device_s
-    share.add()
-    assert not timer.blocking
-    timer.step_s = step_s
-    share.add()
-    assert timer.blocking
+def test_phases_without_overlap(engine, clock):
+    first, *others = records_of(engine, clock)
+    assert len(others) == 6 and first.step_s == 4
+    for record in others:
+        assert record.phases_s == HOST_S | {"wait": 2.875} and set(record.phases_s) == set(PHASES)
+        assert (record.step_s, record.idle_s) == (4, 0.75)
 
 
-def test_host_share(engine, clock):
-    timer = StepTimer(engine, clock)
-    share = HostShare(timer)
-    add_pair(share, timer, PHASES_S, step_s=4.0, forward_s=3.0, device_s=3.5)
-    found = share.report()
-    assert found["host_share"]["median"] == 0.125  # 0.5 s of 4 s
-    assert found["host_share_by_difference"] == 0.125
-    assert set(found["phases_s"]) == set(PHASES)
+def test_phases_with_overlap(clock):
+    engine = fakes.FakeEngine(clock, HOST_S, overlap=True)
+    # The last step only reads; the first that dispatches one ahead finds a device that works already.
+    *full, last = records_of(engine, clock)
+    assert last is None and len(full) == 6
+    for record in full[1:]:
+        assert record.phases_s == HOST_S | {"wait": 3.25 - sum(HOST_S.values())}
+        assert (record.step_s, record.idle_s) == (3.25, 0)
 
 
-def test_host_share_counts_the_gap_after_a_short_forward(engine, clock):
-    timer = StepTimer(engine, clock)
-    share = HostShare(timer)
-    add_pair(share, timer, PHASES_S, step_s=4.0, forward_s=0.125, device_s=0.25)
-    assert share.report()["host_share"]["median"] == (0.5 + 0.125) / 4
+@pytest.mark.parametrize(
+    ("device_s", "idle_s"),
+    [
+        # The forward ends while sampling's inputs are made, and sampling with the inputs of the next. Work comes at
+        # the end of a dispatch, and the device counts as resting from the start of the phase in which it ended.
+        ((0.0625, 0.4), (0.25 + 0.125) + (0.125 + 0.25)),
+        ((0.25, 0.1), (0.25 + 0.125) + (0.25 + 0.125 + 0.125 + 0.25)),
+        # The forward ends with the sampling's dispatch under way, sampling in the step after.
+        ((0.3, 0.375), 0.125 + 0.125 + 0.25),
+    ],
+)
+def test_a_short_device_step_rests_in_spite_of_overlap(clock, device_s, idle_s):
+    engine = fakes.FakeEngine(clock, HOST_S, device_s, overlap=True)
+    records = records_of(engine, clock)[2:-1]
+    assert [record.idle_s for record in records] == [idle_s] * len(records)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_blocking_steps_tell_what_each_program_takes(clock, overlap):
+    engine = fakes.FakeEngine(clock, HOST_S, overlap=overlap)
+    records = records_of(engine, clock, blocking=True)
+    assert {record.device_s for record in records if record} == {(3.0, 0.25)}
+
+
+def test_profile_by_both_routes(engine, clock):
+    setting = engine.config
+    found = measure_profile(engine, [[1], [2]], repeats=3, overlap=[True, False], clock=clock)
+    with_overlap, without = found["steps"]
+    assert (with_overlap["overlap"], without["overlap"]) == (True, False)
+    assert without["step_s"] == {"median": 4, "best": 4, "worst": 4, "num": 12}
+    assert without["host_share"] == {"median": 0.1875, "best": 0.1875, "worst": 0.1875, "num": 12}
+    assert without["host_share_by_difference"] == {"median": 0.1875, "best": 0.1875, "worst": 0.1875, "num": 3}
+    assert with_overlap["host_share"]["worst"] == with_overlap["host_share_by_difference"]["worst"] == 0
+    assert with_overlap["phases_s"]["wait"]["median"] == 3.25 - sum(HOST_S.values())
+    assert found["device"]["forward_s"]["median"] == 3 and found["device"]["sampling_s"]["median"] == 0.25
+    assert found["num_streams"] == 2 and engine.config == setting and engine.requests == {}
+
+
+def test_profile_without_steps_that_have_every_phase(engine, clock):
+    engine._read = lambda ids, tokens: dict(zip(ids, engine._sampled(ids), strict=True))
+    with pytest.raises(RuntimeError, match="the 1 streams did not decode together"):
+        measure_profile(engine, [[1]], repeats=1, overlap=[True], clock=clock)
 
 
 def test_prompts_are_the_same_each_time():

@@ -109,6 +109,15 @@ def test_what_can_never_fit_is_refused():
     engine.run()
 
 
+def test_a_cache_of_as_many_full_sequences_as_rows_runs_them_all_at_once():
+    engine = FakeEngine(num_pages=4 * 3, max_rows=4, budget=100)
+    requests = [engine.add([index] * 9, 3)[0] for index in range(4)]
+    engine.step()
+    assert all(request.lane >= 0 for request in requests)
+    engine.run()
+    assert engine.scheduler.num_preemptions == 0
+
+
 def test_requests_that_arrive_together_compute_their_common_prefix_once():
     engine = FakeEngine(num_pages=500, max_rows=32, budget=64)
     common = [index % 7 for index in range(256)]
