@@ -1,7 +1,7 @@
 """GGUF files: a bounded header parser and streaming dequantization.
 
 The header is parsed here because the `gguf` package's own reader trusts the lengths it finds; the package supplies
-what a tensor's bytes mean (`gguf.quants`). Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+what a tensor's bytes mean (`gguf.quants`), but for two common types, where it is slow. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
     magic "GGUF" | version u32 | num_tensors u64 | num_keys u64
     num_keys    × (key string | type u32 | value)
@@ -122,10 +122,35 @@ def dequantize(data: np.ndarray, type_name: str) -> np.ndarray:
     """Decode whole blocks of bytes [n] to a flat array: float16 for "F16", float32 for every other type."""
     if type_name == "F16":
         return data.view(np.float16)
+    if type_name in ("Q4_1", "Q8_0"):
+        return _dequantize_linear(data, _TYPES_BY_NAME[type_name])
     from gguf import GGMLQuantizationType, quants
 
     # One row, since the package loops over groups of sixteen rows in Python.
     return quants.dequantize(data.reshape(1, -1), GGMLQuantizationType[type_name]).reshape(-1)
+
+
+def _dequantize_linear(data: np.ndarray, block: BlockType) -> np.ndarray:
+    """The types of the default model, bit for bit as the package has them, in a third of its passes over memory.
+
+    Q4_1 is scale · code + minimum with codes of four bits, first the low halves of its bytes and then the high ones;
+    Q8_0 is scale · code with signed bytes.
+    """
+    blocks = data.reshape(-1, block.block_bytes)
+    head_bytes = 2 * len(block.scale_offsets)
+    scales = np.ascontiguousarray(blocks[:, :head_bytes]).view(np.float16).astype(np.float32)
+    codes = np.ascontiguousarray(blocks[:, head_bytes:])
+    values = np.empty((len(blocks), block.block_size), np.float32)
+    if block.name == "Q8_0":
+        values[...] = codes.view(np.int8)
+    else:
+        half = block.block_size // 2
+        values[:, :half] = codes & 15
+        values[:, half:] = codes >> 4
+    values *= scales[:, :1]
+    if len(block.scale_offsets) > 1:
+        values += scales[:, 1:]
+    return values.reshape(-1)
 
 
 def _check_scales(data: np.ndarray, block: BlockType, path: Path, name: str) -> None:

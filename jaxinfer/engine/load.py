@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,9 @@ from jaxinfer.config import ModelConfig
 from jaxinfer.models.decoder import Decoder
 from jaxinfer.models.registry import check_architecture, family_of_gguf, family_of_hf
 from jaxinfer.models.weights import Piece
+
+_NUM_READERS = 2
+"""Threads that read and convert tensors. NumPy lets go of the interpreter's lock, and with two, memory is the limit."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class ModelSource:
     """A model whose parameters have not been read: what is known before, and how to read them.
 
     `shapes` has the structure of the parameters, of which `held_bytes` are in memory already. `read` gives the
-    parameters, once; `close` lets go of the files, read or not.
+    parameters, once; `close` lets go of the files, read or not. `gguf_metadata` is a GGUF file's, to make its tokenizer
+    of without parsing it again.
     """
 
     config: ModelConfig
@@ -52,6 +57,7 @@ class ModelSource:
     close: Callable[[], None] = lambda: None
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     held_bytes: int = 0
+    gguf_metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def weights_bytes(self) -> int:
@@ -61,8 +67,8 @@ class ModelSource:
 def load_model(path: Path, dtype: str) -> LoadedModel:
     """Read a GGUF file, a Hugging Face folder or a native checkpoint into parameters of `dtype`.
 
-    One tensor is in flight at a time, and on a CPU the arrays filled on the host are the parameters themselves, so the
-    peak is the parameters' size and one tensor more.
+    Two tensors are in flight at a time, and on a CPU the arrays filled on the host are the parameters themselves, so
+    the peak is the parameters' size and two tensors more.
 
     Raises:
         CheckpointError: the file is damaged, its architecture is unknown, or its tensors do not fit the architecture.
@@ -98,7 +104,15 @@ def _checkpoint_source(checkpoint: Checkpoint, path: Path, dtype: str) -> ModelS
     check_tensors(checkpoint.tensors, {piece.name: piece.shape for piece in pieces}, ignorable, path)
     graphdef, abstract = abstract_model(config, dtype)
     read = partial(_read_params, checkpoint, pieces, abstract)
-    return ModelSource(config, graphdef, abstract, read, checkpoint.close, checkpoint.generation_config)
+    return ModelSource(
+        config,
+        graphdef,
+        abstract,
+        read,
+        checkpoint.close,
+        checkpoint.generation_config,
+        gguf_metadata=checkpoint.config if checkpoint.format == "gguf" else {},
+    )
 
 
 def _read_params(checkpoint: Checkpoint, pieces: Sequence[Piece], abstract: Any) -> Any:
@@ -107,11 +121,13 @@ def _read_params(checkpoint: Checkpoint, pieces: Sequence[Piece], abstract: Any)
         by_leaf[piece.leaf].append(piece)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract)
     filled = []
-    for key_path, leaf in leaves:
-        array = aligned_empty(leaf.shape, leaf.dtype)
-        for piece in by_leaf[leaf_path(key_path)]:
-            _fill(array, piece, checkpoint)
-        filled.append(jax.device_put(array))
+    with ThreadPoolExecutor(_NUM_READERS, "jaxinfer-read") as pool:
+        for key_path, leaf in leaves:
+            array = aligned_empty(leaf.shape, leaf.dtype)
+            # Whatever ends the loop early drops the pieces that have not begun.
+            for _ in pool.map(partial(_fill, array, checkpoint=checkpoint), by_leaf[leaf_path(key_path)]):
+                pass
+            filled.append(jax.device_put(array))
     return jax.tree.unflatten(treedef, filled)
 
 

@@ -15,7 +15,7 @@ from jaxinfer.checkpoint.hub import resolve_model
 from jaxinfer.config import DTYPES, ModelConfig
 from jaxinfer.engine.load import ModelSource, auto_dtype, open_source
 from jaxinfer.engine.runner import matching_params
-from jaxinfer.tokenizer import Tokenizer, blank_tokenizer, load_tokenizer
+from jaxinfer.tokenizer import Tokenizer, blank_tokenizer, load_tokenizer, tokenizer_from_gguf
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,17 @@ def open_model(
     given = tokenizer if isinstance(tokenizer, str) else None
     resolved = resolve_model(model, revision=revision, tokenizer=given)
     dtype = auto_dtype() if dtype == "auto" else dtype
-    if not isinstance(tokenizer, Tokenizer):
-        tokenizer = load_tokenizer(resolved.tokenizer)
-    return OpenedModel(open_source(resolved.path, dtype), tokenizer, dtype, resolved.source)
+    source = open_source(resolved.path, dtype)
+    try:
+        if not isinstance(tokenizer, Tokenizer):
+            if source.gguf_metadata and resolved.tokenizer == resolved.path:
+                tokenizer = tokenizer_from_gguf(source.gguf_metadata, resolved.path.name)
+            else:
+                tokenizer = load_tokenizer(resolved.tokenizer)
+    except BaseException:
+        source.close()
+        raise
+    return OpenedModel(source, tokenizer, dtype, resolved.source)
 
 
 def _open_module(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike
 
 
@@ -27,10 +28,14 @@ class SamplingState:
 def init_state(num_lanes: int, vocab_size: int) -> SamplingState:
     """Empty state for `num_lanes` lanes and the padding lane: (5·V + 4)·(num_lanes + 1) bytes."""
     shape = (num_lanes + 1, vocab_size)
-    return SamplingState(
-        output_counts=jnp.zeros(shape, jnp.int32),
-        prompt_seen=jnp.zeros(shape, jnp.bool_),
-        last_token=jnp.zeros(num_lanes + 1, jnp.int32),
+    # From the host: for each `jnp.zeros` XLA would compile a program. Copied, since the state is donated.
+    return jax.device_put(
+        SamplingState(
+            output_counts=np.zeros(shape, np.int32),
+            prompt_seen=np.zeros(shape, np.bool_),
+            last_token=np.zeros(num_lanes + 1, np.int32),
+        ),
+        may_alias=False,
     )
 
 
