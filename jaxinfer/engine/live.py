@@ -61,6 +61,10 @@ def _best(choices: list[CompletionOutput], num: int) -> list[CompletionOutput]:
     """
 
     def rank(choice: CompletionOutput) -> tuple[bool, bool, float]:
-        return choice.finish_reason == "error", not choice.token_ids, -choice.cumulative_logprob / max(1, len(choice.token_ids))
+        return (
+            choice.finish_reason == "error",
+            not choice.token_ids,
+            -choice.cumulative_logprob / max(1, len(choice.token_ids)),
+        )
 
     return [replace(choice, index=index) for index, choice in enumerate(sorted(choices, key=rank)[:num])]

@@ -161,6 +161,16 @@ def test_nobody_waits_for_a_page_that_a_lower_priority_computes(num_shared):
     engine.run()
 
 
+def test_a_prompt_whose_last_token_another_has_computed_goes_on():
+    engine = FakeEngine(num_pages=100, budget=8)
+    (low,) = engine.add([1] * 12, 2, priority=1)
+    engine.step()
+    (reader,) = engine.add([1] * 12 + [0] * 4, 2, priority=0)
+    reader.reads_prompt = True
+    engine.run(100)
+    assert low.output_ids == expected_output([1] * 12, 2)
+
+
 def test_what_can_never_fit_is_refused():
     engine = FakeEngine(num_pages=4)
     with pytest.raises(ValueError, match="need 5 pages of 4 tokens and the cache has 4"):
