@@ -13,7 +13,7 @@ from jaxinfer import LLM, SamplingParams
 from jaxinfer.request import RequestOptions, RequestOutput
 
 SETTINGS = {"max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 32, "verbose": False}
-VOCAB, NUM_LOADS = 112, 9
+VOCAB, NUM_LOADS = 112, 6
 OF_REQUEST = ("prompt_logprobs", "prompt_hidden_states", "finished")
 OPTIONAL: dict[str, Any] = {
     "n": lambda chance: chance.choice([2, 3]),
@@ -36,7 +36,7 @@ OPTIONAL: dict[str, Any] = {
 
 def params_of(chance: random.Random) -> SamplingParams:
     chosen = {name: make(chance) for name, make in OPTIONAL.items() if chance.random() < 0.2}
-    length = chance.choice([1, 2, 5, 13, 24] if "min_tokens" in chosen else [0, 1, 2, 5, 13, 24])
+    length = chance.choice([1, 2, 13, 24, 24] if "min_tokens" in chosen else [0, 1, 2, 13, 24, 24])
     return SamplingParams(
         seed=chance.randrange(1000), max_tokens=length, temperature=chance.choice([0, 0.7, 1.5]), **chosen
     )
@@ -59,7 +59,7 @@ def run(llm: LLM, requests: list[tuple[list[int], SamplingParams, RequestOptions
     """The outputs by place, where requests come while others run and some are aborted."""
     engine, outputs, coming = llm.engine, {}, list(enumerate(requests))
     while coming or engine.has_work:
-        while coming and (not engine.has_work or chance.random() < 0.4):
+        while coming and (not engine.has_work or chance.random() < 0.9):
             index, (prompt, params, options) = coming.pop(0)
             engine.add(str(index), prompt, params, options=options)
         if chance.random() < 0.02:
@@ -82,8 +82,8 @@ def test_every_request_of_a_random_load_is_as_it_is_alone(tiny_model_path, alone
             chance = random.Random(seed)
             base = [chance.randrange(VOCAB) for _ in range(100)]
             requests = []
-            for _ in range(chance.randrange(3, 10)):
-                prompt = base[: chance.choice([1, 3, 4, 5, 8, 15, 16, 17, 32, 33, 64, 100])]
+            for _ in range(chance.randrange(6, 12)):
+                prompt = base[: chance.choice([1, 4, 5, 8, 15, 16, 17, 32, 33, 64, 80, 100])]
                 prompt[len(prompt) - chance.randrange(len(prompt)) :] = [7] * chance.randrange(3)
                 options = RequestOptions(
                     chance.choice([0, 0, -1, 3]), chance.choice("ab"), chance.choice(["", "", "s"])
