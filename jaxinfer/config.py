@@ -96,8 +96,11 @@ class CacheConfig:
             raise ValueError(
                 f"page_size={self.page_size!r} must be a whole number that divides {ATTENTION_TILE_TOKENS}"
             )
-        if self.num_pages is not None and not _is_whole(self.num_pages, 2):
-            raise ValueError(f"num_pages={self.num_pages!r} must be a whole number from 2 up: one is the null page")
+        most = (2**31 - 1) // self.page_size  # slots are 32-bit numbers
+        if self.num_pages is not None and (not _is_whole(self.num_pages, 2) or self.num_pages > most):
+            raise ValueError(
+                f"num_pages={self.num_pages!r:.60} must be a whole number from 2 (one is the null page) up to {most}"
+            )
         if self.kv_cache_dtype not in ("auto", *DTYPES):
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} must be auto, {', '.join(DTYPES)}")
         if not isinstance(self.gpu_memory_utilization, float | int) or not 0 < self.gpu_memory_utilization <= 1:

@@ -226,7 +226,7 @@ class CompletionOutput:
     """One choice of a request.
 
     `finish_reason` is "stop" (`stop_reason` then holds the stop string or stop token id, None for the model's own end),
-    "length", "abort" (in `AsyncLLM`), or "error" with the reason in `stop_reason`; None while the choice runs.
+    "length", "timeout", "abort" (in `AsyncLLM`), "error" with the reason in `stop_reason`; None while the choice runs.
     `cumulative_logprob` sums the log-probabilities of its tokens. `hidden_states` [num_tokens, D] and `logits`
     [num_tokens, V] belong to `return_hidden_states` and `return_logits`: row k is what token k was drawn from.
     """

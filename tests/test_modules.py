@@ -136,7 +136,7 @@ def test_without_batch_invariance_one_row_has_its_own_program(loaded, expected):
         ("quantization", "int8"), ("tensor_parallel_size", 2), ("kv_cache_dtype", "int4"), ("page_size", 0),
         ("page_size", 48), ("num_pages", -1), ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.5),
         ("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("max_num_batched_tokens", 31), ("dtype", "int3"),
-        ("seed", -1), ("num_pages", 1), ("max_model_len", True),
+        ("seed", -1), ("num_pages", 1), ("num_pages", 10**15), ("max_model_len", True),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_by_name(loaded, setting, value):

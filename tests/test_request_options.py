@@ -211,6 +211,21 @@ def test_a_timeout_counts_the_wait(ask, slow, door):
     assert len(ask(door, ["ghi"], SHORT)[0].outputs[0].token_ids) == 5
 
 
+def test_a_timeout_before_the_first_step_is_no_failed_step(llm, caplog):
+    """Nothing runs any more then, which is no error; the prefix cache stays."""
+    llm.generate("what stays in the cache", SHORT)
+    num_cached = llm.stats()["pages_cached"]
+    (output,) = llm.generate("hello", LONG, timeout_s=1e-9)
+    assert output.outputs[0].finish_reason == "timeout"
+    assert llm.stats()["pages_cached"] == num_cached > 0 and not caplog.records
+
+
+def test_the_best_of_a_timeout_are_choices_that_have_begun(llm, slow):
+    slow("generate")
+    (output,) = llm.generate("hello", SamplingParams(n=2, best_of=3, max_tokens=40, **GREEDY), timeout_s=0.2)
+    assert [len(choice.token_ids) > 0 for choice in output.outputs] == [True, False]
+
+
 @pytest.mark.parametrize("door", STREAMS)
 def test_a_timeout_ends_a_stream(read, slow, door):
     whole = "".join(read(door, "hello", LONG))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.prefix_tree import Node, PrefixTree
@@ -80,7 +81,7 @@ class PageManager:
         nodes, source = found.nodes, found.source
         if sequence.reads_prompt:  # shares pages and computes them again, to the same bits
             nodes, source = [] if any(node.freed for node in nodes) else nodes, None
-        first = 0 if sequence.reads_prompt else tree.first_page_seen(len(nodes) * size)
+        first = 0 if sequence.reads_prompt else tree.first_page_needed(nodes)
         for node in nodes[first:]:
             tree.acquire(node)
         sequence.nodes = list(nodes)
@@ -133,6 +134,8 @@ class PageManager:
             if index == len(sequence.pages):
                 sequence.pages.append(node.page)
             self._skip(sequence, position)
+        if sequence.copy_from is not None and sequence.num_computed > sequence.copy_from[2] * size:
+            self._drop_copy(sequence)  # another has computed that page meanwhile
         return self._copy(sequence, step) if self._at_copy(sequence) else None
 
     def _at_copy(self, sequence: SequenceState) -> bool:
@@ -144,7 +147,7 @@ class PageManager:
         source, count, index = sequence.copy_from
         if source.num_ready >= count and source.filled_step >= step:
             return None
-        if source.num_ready < count and source.filler is not None:
+        if source.num_ready < count and _is_left_to(source, sequence):
             return None
         pair = None
         # Where who computed the source has left, or no page is to be had, the sequence computes these tokens itself.
@@ -173,7 +176,9 @@ class PageManager:
             node, begin = sequence.nodes[index], max(start, index * size)
             if begin - index * size >= len(node.tokens):
                 break  # past what is shared
-            if node.filler not in (None, sequence) or node.num_ready > begin - index * size:
+            # The last token is computed even where another has done so, to the same bits: its logits are wanted.
+            is_last = begin == sequence.num_tokens - 1
+            if not is_last and (_is_left_to(node, sequence) or node.num_ready > begin - index * size):
                 return begin - start
             node.filler = sequence
         return count
@@ -221,7 +226,7 @@ class PageManager:
         nodes, salt = sequence.nodes, _salt(sequence)
         own = nodes[index] if index < len(nodes) else None
         parent = nodes[index - 1] if index else None
-        if parent is not None and not self.tree.holds(parent):
+        if index < sequence.num_dropped or (parent is not None and not self.tree.holds(parent)):
             return False
         other = self.tree.child(parent, tokens, salt)
         if other is None:
@@ -306,6 +311,12 @@ class PageManager:
         shared = [node.page for node in nodes if node.page]
         assert len(own) == len(set(own)) and 0 not in own and not set(own) & set(shared)
         assert len(own) + len(shared) == self.allocator.num_used, "a page leaked"
+
+
+def _is_left_to(node: Node, sequence: SequenceState) -> bool:
+    """Whether another sequence computes the node's page, one that need not wait for those of `sequence`'s priority."""
+    filler: Any = node.filler
+    return filler is not None and filler is not sequence and filler.priority <= sequence.priority
 
 
 def _salt(sequence: SequenceState) -> str:

@@ -76,6 +76,14 @@ class PrefixTree:
         """Index of the first page that the query at position `num_tokens` sees."""
         return max(0, num_tokens - self.window + 1) // self.page_size if self.window else 0
 
+    def first_page_needed(self, nodes: Sequence[Node]) -> int:
+        """Index of the first page that a sequence needs which begins like `nodes`: it goes on after the ready ones.
+
+        Those after them may have to be computed by itself, should who fills them leave.
+        """
+        num_ready = next((index for index, node in enumerate(nodes) if not node.ready), len(nodes))
+        return self.first_page_seen(num_ready * self.page_size)
+
     # Reading.
 
     def match(self, tokens: Sequence[int], limit: int, salt: str = "") -> Match:
@@ -90,7 +98,7 @@ class PrefixTree:
                 break
             nodes.append(node)
             parent = node
-        while any(node.freed for node in nodes[self.first_page_seen(len(nodes) * size) :]):
+        while any(node.freed for node in nodes[self.first_page_needed(nodes) :]):
             nodes.pop()
             parent = nodes[-1] if nodes else self._roots[salt]
         start = len(nodes) * size

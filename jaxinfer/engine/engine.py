@@ -277,7 +277,7 @@ class Engine:
         """Dispatch a step and read one; returns the sequences that have a new token, or have ended."""
         plan = self.scheduler.schedule() if alone is None else self.scheduler.schedule_alone(alone)
         before, self._in_flight = self._in_flight, None
-        if not plan.rows and not plan.copies and before is None and self._live:
+        if not plan.rows and not plan.copies and before is None and self._state_of:
             raise RuntimeError("no request can run, and none is running; this is an error in the scheduler")
         self._in_flight = self._dispatch(plan)
         sequences = self._read(before) if before is not None else []

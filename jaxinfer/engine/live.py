@@ -55,9 +55,16 @@ class LiveRequest:
 
 
 def _best(choices: list[CompletionOutput], num: int) -> list[CompletionOutput]:
-    """The choices with the highest mean log-probability a token, numbered anew; failed ones come last."""
+    """The choices with the highest mean log-probability a token, numbered anew.
 
-    def rank(choice: CompletionOutput) -> tuple[bool, float]:
-        return choice.finish_reason == "error", -choice.cumulative_logprob / max(1, len(choice.token_ids))
+    Those without a token, as where time ran out before they began, come after all others, and failed ones last.
+    """
+
+    def rank(choice: CompletionOutput) -> tuple[bool, bool, float]:
+        return (
+            choice.finish_reason == "error",
+            not choice.token_ids,
+            -choice.cumulative_logprob / max(1, len(choice.token_ids)),
+        )
 
     return [replace(choice, index=index) for index, choice in enumerate(sorted(choices, key=rank)[:num])]

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from numbers import Real
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -94,6 +95,8 @@ class BackgroundCompiler:
     def __init__(self, jobs: Sequence[Callable[[], object]]):
         self._jobs = list(jobs)
         self._stopped = threading.Event()
+        # Waited for in place of the thread: an interrupt in `Thread.join` marks a thread as ended that goes on.
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name="jaxinfer-compile", daemon=True)
         atexit.register(self._at_exit)
@@ -111,11 +114,14 @@ class BackgroundCompiler:
         """Return when every job is done.
 
         Raises:
+            ValueError: `timeout_s` is no number of seconds from 0 up to `threading.TIMEOUT_MAX`.
             TimeoutError: they were not within `timeout_s`.
             RuntimeError: a job failed, or it was stopped before all were done.
         """
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        good = timeout_s is None or (isinstance(timeout_s, Real) and 0 <= timeout_s <= threading.TIMEOUT_MAX)
+        if not good or isinstance(timeout_s, bool):
+            raise ValueError(f"timeout_s={timeout_s!r:.60} must be a number of seconds from 0 up, or None")
+        if not self._ended.wait(None if timeout_s is None else float(timeout_s)):
             raise TimeoutError(f"programs are still being compiled after {timeout_s} s")
         if self._error is not None:
             raise RuntimeError(f"compiling in the background failed: {self._error}") from self._error
@@ -133,6 +139,7 @@ class BackgroundCompiler:
             logger.error(message, exc_info=error)
         finally:
             atexit.unregister(self._at_exit)
+            self._ended.set()
 
     def _at_exit(self) -> None:
         self.stop()

@@ -92,9 +92,11 @@ class Scheduler:
             if sequence.lane < 0:
                 continue  # preempted for one before it
             decodes = sequence.num_missing == 1
+            # Else a long prompt of a low priority would keep the budget from those that wait.
+            budget = self._admit(plan, budget, num_decodes, scheduled, before=sequence.priority)
             num_decodes -= decodes
             budget -= self._take(sequence, budget - num_decodes, plan, scheduled)
-        self._admit(plan, budget, scheduled)
+        self._admit(plan, budget, 0, scheduled)
         return plan
 
     def schedule_alone(self, sequence: SequenceState) -> Schedule:
@@ -186,13 +188,24 @@ class Scheduler:
         reserved = sum(self.pages.reserved(each) for each in self.running)
         return self.pages.admission_cost(sequence) + reserved <= self.pages.num_available
 
-    def _admit(self, plan: Schedule, budget: int, scheduled: set[SequenceState]) -> None:
-        while budget > 0 and self._has_lane:
+    def _admit(
+        self, plan: Schedule, budget: int, reserved: int, scheduled: set[SequenceState], before: int | None = None
+    ) -> int:
+        """Admit who waits, of a lower priority number than `before`; returns the budget that is left.
+
+        `reserved` tokens of it are for the decodes that are still to come.
+        """
+        while budget > reserved and self._has_lane:
+            if before is not None and (self.waiting.best_priority is None or self.waiting.best_priority >= before):
+                break
             sequence = self.waiting.next()
-            if sequence is None or not self._can_admit(sequence):
-                return
+            if sequence is None or (before is not None and sequence.priority >= before):
+                break
+            if not self._can_admit(sequence):
+                break
             self._enter(sequence, plan)
-            budget -= self._take(sequence, budget, plan, scheduled)
+            budget -= self._take(sequence, budget - reserved, plan, scheduled)
+        return budget
 
     def _enter(self, sequence: SequenceState, plan: Schedule) -> None:
         self.waiting.passed_over(sequence)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -71,6 +73,34 @@ def test_jobs_run_in_order_and_are_waited_for():
     background.wait(5)
     assert done == list(range(5)) and not background.is_alive
     background.wait()
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, -1, True])
+def test_a_wait_of_no_seconds_is_refused_and_the_jobs_go_on(timeout_s):
+    release = threading.Event()
+    background = BackgroundCompiler([lambda: release.wait(10)])
+    with pytest.raises(ValueError, match="timeout_s"):
+        background.wait(timeout_s)
+    assert background.is_alive
+    release.set()
+    background.wait(5)
+
+
+def test_an_interrupted_wait_leaves_the_jobs_running():
+    """`Thread.join` would mark the thread as ended, so that the process would not wait for it at its exit."""
+    release = threading.Event()
+    background = BackgroundCompiler([lambda: release.wait(10)])
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            background.wait()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert background.is_alive
+    release.set()
+    background.wait(5)
 
 
 def test_stop_begins_no_further_job_and_waits_for_none():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,6 +94,39 @@ def test_outputs_are_those_of_each_request_alone(loads, num_pages, max_rows, sha
         assert sequence.output_ids == expected_output(prompt, count)
 
 
+@pytest.mark.parametrize("windows", [[0], [1, 3, 5, 9, 14]], ids=["all", "windows"])
+def test_long_prompts_that_share_prefixes(windows):
+    """Loads that hypothesis does not come to: prompts of many pages that begin alike, in caches of few sequences."""
+    for seed in range(130):
+        chance = random.Random(seed)
+        bases = [[chance.randrange(2) for _ in range(60)] for _ in range(2)]
+        engine = FakeEngine(
+            num_pages=chance.randrange(18, 60),
+            max_rows=chance.randrange(1, 7),
+            budget=chance.randrange(7, 20),
+            overlap=chance.random() < 0.7,
+            window=chance.choice(windows),
+            end=lambda sequence: hash(tuple(sequence.output_ids)) % 5 == 0,
+        )
+        sequences = []
+        for _ in range(chance.randrange(2, 14)):
+            prompt = chance.choice(bases)[: chance.randrange(1, 60)]
+            prompt += [chance.randrange(2) for _ in range(chance.randrange(0, 4))]
+            options = {"priority": chance.randrange(3), "tenant": chance.choice("ab")}
+            sequences += engine.add(prompt, chance.randrange(0, 9), n=chance.choice([1, 1, 2]), **options)
+            sequences[-1].reads_prompt = chance.random() < 0.1
+            for _ in range(chance.choice([0, 0, 1, 3])):
+                engine.step()
+            if chance.random() < 0.1:
+                engine.scheduler.preempt_last()
+            if chance.random() < 0.1:
+                engine.abort(sequences.pop(chance.randrange(len(sequences))))
+        engine.run()
+        for sequence in sequences:
+            length = len(sequence.output_ids)
+            assert sequence.output_ids == expected_output(sequence.prompt_ids, length)
+
+
 def test_decodes_go_before_prefill_chunks():
     engine = FakeEngine(num_pages=100, budget=8, overlap=False)
     (short,) = engine.add([0, 1], 5)
@@ -99,6 +134,41 @@ def test_decodes_go_before_prefill_chunks():
     plan = engine.step()
     assert [(row.sequence, row.num_tokens, row.samples) for row in plan.rows] == [(short, 2, True), (long, 6, False)]
     assert [(row.sequence, row.num_tokens) for row in engine.step().rows] == [(short, 1), (long, 7)]
+
+
+def test_a_long_prompt_of_a_low_priority_leaves_the_budget_to_a_higher_one():
+    engine = FakeEngine(num_pages=400, budget=8, max_rows=4)
+    (low,) = engine.add([1] * 400, 2, priority=5)
+    engine.step()
+    (high,) = engine.add([2] * 9, 2, priority=0)
+    assert [(row.sequence, row.num_tokens) for row in engine.step().rows] == [(high, 8)]
+    assert [(row.sequence, row.num_tokens) for row in engine.step().rows] == [(high, 1), (low, 7)]
+    engine.run()
+
+
+@pytest.mark.parametrize("num_shared", [40, 39])  # whole pages, and one that is to be copied
+def test_nobody_waits_for_a_page_that_a_lower_priority_computes(num_shared):
+    """Requests of the high priority take all of the budget, so the low one gets to none of its pages."""
+    engine = FakeEngine(num_pages=400, budget=8, max_rows=6)
+    (low,) = engine.add([1] * num_shared + [0] * 20, 2, priority=5)
+    engine.step()
+    (high,) = engine.add([1] * num_shared + [2] * 3, 2, priority=0)
+    for index in range(20):
+        engine.add([3 + index] * 40, 1, priority=0)
+    for _ in range(20):
+        engine.step()
+    assert high not in engine.live and low in engine.live
+    engine.run()
+
+
+def test_a_prompt_whose_last_token_another_has_computed_goes_on():
+    engine = FakeEngine(num_pages=100, budget=8)
+    (low,) = engine.add([1] * 12, 2, priority=1)
+    engine.step()
+    (reader,) = engine.add([1] * 12 + [0] * 4, 2, priority=0)
+    reader.reads_prompt = True
+    engine.run(100)
+    assert low.output_ids == expected_output([1] * 12, 2)
 
 
 def test_what_can_never_fit_is_refused():
