@@ -116,7 +116,9 @@ class LLM:
         self._engine: Engine | None = None
         if (age_s := process_age_s()) is not None:
             log_phase("process start until now", age_s)
-        with open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype) as opened:
+        with phase("model and tokenizer"):
+            opening = open_model(model, params=params, tokenizer=tokenizer, revision=revision, dtype=dtype)
+        with opening as opened:
             if verbose:
                 print(f"jaxinfer: {opened.source}", file=sys.stderr)
             self.tokenizer = opened.tokenizer
@@ -144,7 +146,7 @@ class LLM:
         self._ids = itertools.count()
         self._inboxes: dict[str, _Inbox] = {}
         self._has_stepped = False
-        del opened  # the engine has it; a traceback that holds this frame must not hold it too
+        del opening, opened  # the engine has it; a traceback that holds this frame must not hold it too
         try:
             with progress_bar(desc="compiling", shown=self._verbose) as bar, phase("programs"):
                 self._engine.warm_up(lambda done, total: _advance(bar, done, total))
