@@ -103,7 +103,8 @@ class CacheConfig:
             )
         if self.kv_cache_dtype not in ("auto", *DTYPES):
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} must be auto, {', '.join(DTYPES)}")
-        if not isinstance(self.gpu_memory_utilization, float | int) or not 0 < self.gpu_memory_utilization <= 1:
+        share: Any = self.gpu_memory_utilization
+        if not isinstance(share, float | int) or isinstance(share, bool) or not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be above 0 and at most 1")
         if not isinstance(self.enable_prefix_caching, bool):
             raise ValueError(f"enable_prefix_caching={self.enable_prefix_caching!r} must be True or False")

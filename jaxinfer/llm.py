@@ -24,7 +24,7 @@ from jaxinfer.engine.process import check_process
 from jaxinfer.phases import log_phase, phase, process_age_s
 from jaxinfer.progress import can_show, progress_bar
 from jaxinfer.prompts import Prompt, Request, options_of, prompt_content, prompt_salt
-from jaxinfer.request import DEFAULT_OPTIONS, RequestOptions, RequestOutput, SamplingParams
+from jaxinfer.request import RequestOptions, RequestOutput, SamplingParams
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.scoring import SCORE_PARAMS, join, score_of
 from jaxinfer.tokenizer import Tokenizer
@@ -277,7 +277,11 @@ class LLM:
             for prompt, group in zip(asked, groups, strict=True)
             for each in group
         ]
-        requests: list[Request] = [(None, ids, SCORE_PARAMS, DEFAULT_OPTIONS) for ids, _ in pairs]
+        salts = [RequestOptions(cache_salt=prompt_salt(prompt)) for prompt in asked]
+        options = [salt for salt, group in zip(salts, groups, strict=True) for _ in group]
+        requests: list[Request] = [
+            (None, ids, SCORE_PARAMS, option) for (ids, _), option in zip(pairs, options, strict=True)
+        ]
         outputs = self._run(requests, use_tqdm, [first for _, first in pairs])
         scores = iter(
             score_of(output.prompt_logprobs or [], ids, first)
@@ -463,7 +467,7 @@ def raise_error(output: RequestOutput) -> None:
 
 
 def _check_invariance(batch_invariant: bool | None) -> bool:
-    if batch_invariant not in (None, True, False):
+    if not isinstance(batch_invariant, bool | None):
         raise ValueError(f"batch_invariant={batch_invariant!r} must be True, False or None")
     on_cpu = jax.default_backend() == "cpu"
     if batch_invariant and not on_cpu:

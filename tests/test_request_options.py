@@ -287,3 +287,13 @@ def test_lists_have_an_entry_for_each_prompt(llm):
     messages = [[{"role": "user", "content": text}] for text in "abc"]
     with pytest.raises(ValueError, match="cache_salt has 4 entries for 3 prompts"):
         llm.chat(messages, SHORT, cache_salt=["a"] * 4)
+
+
+def test_a_score_keeps_to_the_salt_of_its_prompt(tiny_model_path):
+    with LLM(str(tiny_model_path), **SETTINGS) as llm:
+        llm.score({"prompt": "a prompt of some pages", "cache_salt": "mine"}, "yes")
+        cached = [
+            llm.generate({"prompt": "a prompt of some pages", "cache_salt": salt}, SamplingParams(max_tokens=1))[0]
+            for salt in ("", "mine")
+        ]
+        assert [output.num_cached_tokens > 0 for output in cached] == [False, True]

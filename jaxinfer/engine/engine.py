@@ -291,7 +291,7 @@ class Engine:
         for sequence in plan.admitted:
             if sequence.lane >= 0:
                 self.sampler.enter(sequence)
-        self.runner.copy(plan.copies)
+        self.runner.copy([(source, target) for target, source in plan.copies.items()])
         if not plan.rows:
             return None
         hidden, logits = self.runner.run([_row(row) for row in plan.rows], self.sampler.state.last_token)

@@ -146,7 +146,7 @@ def open_store(compilation_cache: Any) -> ProgramStore | None:
     """
     if compilation_cache is False or (compilation_cache is None and _jax_caches()):
         return None
-    if not isinstance(compilation_cache, str | os.PathLike | bool | None):
+    if not isinstance(compilation_cache, str | os.PathLike | bool | None) or compilation_cache == "":
         raise ValueError(f"compilation_cache={compilation_cache!r} must be a folder, True, False or None")
     if _jax_caches():
         raise ValueError(
@@ -156,7 +156,7 @@ def open_store(compilation_cache: Any) -> ProgramStore | None:
     given = compilation_cache if isinstance(compilation_cache, str | os.PathLike) else None
     try:
         return ProgramStore(user_cache_folder() if given is None else Path(given).expanduser())
-    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+    except (OSError, RuntimeError, ValueError) as error:  # no home folder, a name that no folder can have
         if compilation_cache is not None:
             raise ValueError(f"compilation_cache={compilation_cache!r}: {_one_line(error)}") from error
         logger.warning("compilation cache: off (%s); give compilation_cache=FOLDER to LLM", _one_line(error))

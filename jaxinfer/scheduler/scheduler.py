@@ -33,10 +33,13 @@ class ScheduledRow:
 
 @dataclass
 class Schedule:
-    """What the next step does: pages are copied `(from, to)`, then the rows run. `admitted` have got new lanes."""
+    """What the next step does: pages are copied, then the rows run. `admitted` have got new lanes.
+
+    `copies` has the source of each target: one target twice would leave to the device which copy comes last.
+    """
 
     rows: list[ScheduledRow] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies: dict[int, int] = field(default_factory=dict)
     admitted: list[SequenceState] = field(default_factory=list)
 
 
@@ -128,7 +131,9 @@ class Scheduler:
         if sequence.num_missing <= 0 or (sequence.num_pending and sequence.needs_token):
             return 0
         if (copy := self.pages.advance(sequence, self._step)) is not None:
-            plan.copies.append(copy)
+            source, target = copy
+            plan.copies.pop(target, None)  # of a sequence that was preempted since
+            plan.copies[target] = source
         count = self.pages.runnable(sequence, min(sequence.num_missing, budget))
         if count <= 0 or not self._allocate(sequence, sequence.num_computed + count, scheduled):
             return 0

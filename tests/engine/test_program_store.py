@@ -218,6 +218,9 @@ def test_which_folder(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="compilation_cache="):
         open_store(str(tmp_path / "file"))
+    for name in ("", "a\0b"):
+        with pytest.raises(ValueError, match="compilation_cache="):
+            open_store(name)
     with pytest.raises(ValueError, match="compilation_cache=3"):
         open_store(3)  # type: ignore
 

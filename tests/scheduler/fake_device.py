@@ -86,7 +86,7 @@ class FakeEngine:
         return plan
 
     def _run(self, plan: Schedule) -> None:
-        copied = {to: list(self.slots[source]) for source, to in plan.copies}
+        copied = {to: list(self.slots[source]) for to, source in plan.copies.items()}
         self.slots.update(copied)
         for row in plan.rows:  # all keys and values are written before any row attends to them
             tokens = self._tokens(row.sequence)

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from jaxinfer.scheduler.scheduler import Schedule
+
 from .fake_device import FakeEngine, expected_output
 
 
@@ -312,3 +314,23 @@ def test_a_tenant_with_many_requests_delays_one_with_few_by_no_more_than_its_sha
     # Half of the rows are its share, and a row is free only when what runs in it has ended.
     assert beside <= 2 * alone + 12
     assert steps_of_the_small_tenant(100, {"small": 8}) <= beside
+
+
+def test_a_page_is_the_target_of_one_copy_only():
+    """A sequence that was preempted after its copy was planned may leave the page to another one's copy."""
+    engine = FakeEngine(num_pages=100)
+    engine.add([1] * 10, 2)
+    engine.run()
+    first, second = (engine.add([1] * 9 + [2 + index], 2)[0] for index in range(2))
+    plan = Schedule()
+    for sequence in (first, second):
+        sequence.lane = engine.scheduler._free_lanes.pop()
+        engine.scheduler.waiting.remove(sequence)
+        engine.scheduler.running.append(sequence)
+        engine.pages.admit(sequence)
+        engine.scheduler._take(sequence, 16, plan, set())
+        if sequence is first:
+            (taken,) = plan.copies
+            engine.pages.allocator._free.append(taken)  # as eviction would: the next to be handed out
+            engine.pages.allocator._used.remove(taken)
+    assert list(plan.copies) == [taken]
