@@ -58,6 +58,14 @@ def assemble(model: ModelSource, config: EngineConfig, processors: Sequence[Logi
     return Assembled(config, plan, builder.runner, builder.sampler, compiler)
 
 
+def rows_keep_their_bits() -> bool:
+    """Whether a row has the same bits in steps of every shape, as XLA's products on CPUs give them.
+
+    Elsewhere a library may sum in another order for another shape, so that only steps of one shape are alike.
+    """
+    return jax.default_backend() == "cpu"
+
+
 class _Builder:
     """Builds a runner and a sampler for a configuration and asks their largest programs what they need."""
 
@@ -80,9 +88,12 @@ class _Builder:
     def _make_runner(self, config: EngineConfig) -> ModelRunner:
         limits, cache = config.scheduler, config.cache
         assert cache.num_pages is not None
+        buckets = plan_buckets(
+            limits.max_num_batched_tokens, limits.max_num_seqs, single_row=not config.batch_invariant
+        )
         return ModelRunner(
             self._model,
-            plan_buckets(limits.max_num_batched_tokens, limits.max_num_seqs, single_row=not config.batch_invariant),
+            buckets[:1] if config.batch_invariant and not rows_keep_their_bits() else buckets,
             num_pages=cache.num_pages,
             page_size=cache.page_size,
             table_width=-(-limits.max_model_len // cache.page_size),

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from jaxinfer import LLM
+from jaxinfer import LLM, SamplingParams
 from jaxinfer.bench.invariance import check_invariance
 
 SETTINGS = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64, "verbose": False}
@@ -17,6 +17,18 @@ def test_every_circumstance_gives_the_same_bits(tiny_model_path):
     assert [each.name for each in found if not each.same] == []
     assert all(each.evidence > 0 for each in found), found
     assert len(found) == 10
+
+
+def test_where_shapes_have_their_own_bits_every_step_has_one_shape(tiny_model_path, monkeypatch):
+    prompts, params = ["hello", "a longer prompt"], SamplingParams(max_tokens=6, ignore_eos=True, seed=1)
+    with LLM(str(tiny_model_path), **SETTINGS) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    monkeypatch.setattr("jaxinfer.engine.assemble.rows_keep_their_bits", lambda: False)
+    with LLM(str(tiny_model_path), batch_invariant=True, **SETTINGS) as llm:
+        assert len(llm.engine.runner.buckets) == 1
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+    with LLM(str(tiny_model_path), batch_invariant=False, **SETTINGS) as llm:
+        assert len(llm.engine.runner.buckets) > 1
 
 
 @pytest.mark.slow
