@@ -176,7 +176,8 @@ def user_cache_folder() -> Path:
 
 
 def _jax_caches() -> bool:
-    return bool(jax.config.jax_compilation_cache_dir and jax.config.jax_enable_compilation_cache)
+    config: Any = jax.config  # whose attributes jax 0.10 does not declare
+    return bool(config.jax_compilation_cache_dir and config.jax_enable_compilation_cache)
 
 
 def _check_private(status: os.stat_result, path: Path) -> None:
