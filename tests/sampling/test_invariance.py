@@ -74,6 +74,7 @@ def test_bits_do_not_depend_on_neighbours(scale: float) -> None:
     check_subsets(997, scale, subsets_of(), (SCALE,))
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_neighbours_with_a_real_vocabulary() -> None:
     check_subsets(49152, 3.0, subsets_of()[:7])
 
