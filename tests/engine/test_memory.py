@@ -266,6 +266,8 @@ def test_what_the_plan_compiled_is_what_runs(tiny_model_path, monkeypatch):
 HELD = """
 import ctypes, gc, json, sys
 from pathlib import Path
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.config import ModelConfig
@@ -285,6 +287,11 @@ if isinstance(model, dict):
     model = Decoder(ModelConfig(**model), rngs=nnx.Rngs(0))
 llm = LLM(model, verbose=False, **settings)
 plan = llm.memory_plan
+cache = llm.engine.runner.cache
+# All of it resident, as a full one is: an empty one is untouched.
+llm.engine.runner.cache = cache = jax.tree.map(jnp.ones_like, cache)
+jax.block_until_ready(cache)
+del cache
 params = SamplingParams(temperature=0.8, seed=1, max_tokens=4, ignore_eos=True, repetition_penalty=1.1, logprobs=5,
     prompt_logprobs=1)
 prompts = [{"prompt_token_ids": [7 + i] * prompt_tokens} for i in range(settings["max_num_seqs"])]
