@@ -337,4 +337,6 @@ def test_a_process_holds_what_the_plan_says():
 def test_the_default_model_holds_what_the_plan_says(smollm2_path):
     settings = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "max_model_len": 512}
     found = held_by(str(smollm2_path), settings, prompt_tokens=60)
-    assert 0.9 * found["total"] < found["held"] < 1.15 * found["total"], found
+    # jax 0.10 holds scratch beside what its programs report, as above.
+    most = 1.15 if jax.__version_info__ >= (0, 12) else 1.4
+    assert 0.9 * found["total"] < found["held"] < most * found["total"], found
