@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from jaxinfer.bench.child import run_child, serve_child
 
 LIMIT_FACTOR = 1.3
 LIMIT_EXTRA_BYTES = 500_000_000
@@ -34,17 +33,7 @@ def measure_load_memory(model: str | None, dtype: str) -> dict[str, Any]:
     """
     if not _STATUS.is_file():
         raise RuntimeError(f"load-memory: {_STATUS} is needed to measure a process's peak memory; run it on Linux")
-    command = [sys.executable, "-m", "jaxinfer.bench.load_memory", json.dumps([model, dtype])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    reason = done.stderr.strip().rpartition("\n")[2]
-    if done.returncode == _REFUSED:
-        raise ValueError(reason)
-    raise RuntimeError(f"load-memory: the loading process ended with {done.returncode}: {reason}")
-
-
-_REFUSED = 3
+    return run_child("load-memory: the loading process", "jaxinfer.bench.load_memory", [model, dtype])
 
 
 def _measure(model: str | None, dtype: str) -> dict[str, Any]:
@@ -85,8 +74,4 @@ def _status_bytes(name: str) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        print(json.dumps(_measure(*json.loads(sys.argv[1]))))
-    except ValueError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        raise SystemExit(_REFUSED) from None
+    serve_child(_measure)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.bench.child import run_child, serve_child
 from jaxinfer.bench.spread import spread
 
 FIRST_LIMIT_S = 25.0
@@ -45,21 +43,11 @@ def measure_start(model: str | None, dtype: str, repeats: int) -> dict[str, Any]
     return {**common, "first": first, "second": {name: second[name] for name in second if name not in common}}
 
 
-_REFUSED = 3
-
-
 def _run(model: str | None, dtype: str, folder: str, wait: bool) -> dict[str, Any]:
     unset = ("JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    arguments = json.dumps([model, dtype, folder, wait, time.time()])
-    command = [sys.executable, "-m", "jaxinfer.bench.start", arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    reason = done.stderr.strip().rpartition("\n")[2]
-    if done.returncode == _REFUSED:
-        raise ValueError(reason)
-    raise RuntimeError(f"start: the process ended with {done.returncode}: {reason}")
+    arguments = [model, dtype, folder, wait, time.time()]
+    return run_child("start: the process", "jaxinfer.bench.start", arguments, environment)
 
 
 class _Collector(logging.Handler):
@@ -97,8 +85,4 @@ def _start(model: str | None, dtype: str, folder: str, wait: bool, started_s: fl
 
 
 if __name__ == "__main__":
-    try:
-        print(json.dumps(_start(*json.loads(sys.argv[1]))))
-    except ValueError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        raise SystemExit(_REFUSED) from None
+    serve_child(_start)
