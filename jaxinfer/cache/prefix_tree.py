@@ -70,7 +70,6 @@ class PrefixTree:
         self._order = itertools.count()
         self._clock = 0
         self.num_evictable = 0
-        self.num_evicted = 0
 
     def first_page_seen(self, num_tokens: int) -> int:
         """Index of the first page that the query at position `num_tokens` sees."""
@@ -217,7 +216,6 @@ class PrefixTree:
                 node.page = 0
                 self.num_evictable -= 1
                 freed += 1
-        self.num_evicted += freed
         return freed
 
     def clear(self) -> None:

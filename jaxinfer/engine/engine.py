@@ -165,7 +165,6 @@ class Engine:
             plain_ids(name, list(getattr(params, name) or ()), vocab)
         self.sampler.check(params)
         total = limit if params.max_tokens is None else min(limit, len(prompt_ids) + params.max_tokens)
-        self.scheduler.check_fits(total)
         reads_prompt = params.prompt_logprobs is not None or params.return_hidden_states
         sequences = [
             SequenceState(
@@ -188,7 +187,7 @@ class Engine:
         key = self.sampler.key_of(params.seed, self._num_arrived)
         deltas = [""] * params.num_choices
         live = LiveRequest(output, params, options, states, of_prompt, key, time.monotonic(), deltas)
-        for sequence in sequences:
+        for sequence in sequences:  # all or none: the first is refused if any is
             self.scheduler.add(sequence)
         self._state_of.update(zip(sequences, states, strict=True))
         self._live[request_id] = live

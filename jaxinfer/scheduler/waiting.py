@@ -27,10 +27,9 @@ class WaitingQueue:
         self._counters = counters
         self._cached_tokens = cached_tokens
         self._lines: dict[int, dict[str, _Line]] = {}
-        self._length = 0
 
     def __len__(self) -> int:
-        return self._length
+        return sum(len(line) for tenants in self._lines.values() for line in tenants.values())
 
     def __iter__(self) -> Iterator[SequenceState]:
         for tenants in self._lines.values():
@@ -49,13 +48,11 @@ class WaitingQueue:
             resumed = {*itertools.takewhile(lambda key: line[key].num_preemptions, line), sequence.order}
             for order in sorted(resumed, reverse=True):
                 line.move_to_end(order, last=False)
-        self._length += 1
 
     def remove(self, sequence: SequenceState) -> None:
         tenants = self._lines[sequence.priority]
         line = tenants[sequence.tenant]
         del line[sequence.order]
-        self._length -= 1
         if not line:
             del tenants[sequence.tenant]
         if not tenants:
