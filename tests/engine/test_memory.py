@@ -324,12 +324,14 @@ WIDE = {
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured through /proc")
 def test_a_process_holds_what_the_plan_says():
     """A module of one's own, whose parameters stay when the engine lets go of the rest."""
-    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128, "num_pages": 80_000}
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128, "num_pages": 200_000}
     found = held_by(WIDE, settings, prompt_tokens=20)
     planned = found["total"] - found["weights"]
-    assert min(found["cache"], found["temporaries"]) > 120e6, "neither may hide the other"
-    # Some library calls allocate scratch that no analysis shows: a copy of the logits, with jax 0.10.
-    assert 0.8 * planned < found["held"] < 1.4 * planned, found
+    assert found["temporaries"] > 120e6, "the temporaries would be lost in the cache"
+    # With jax 0.10 the head over prompt positions takes scratch that no analysis shows: up to 180 MB were measured,
+    # two to three times its logits. A second copy of the cache would still be over the limit.
+    unseen = 0.6 * found["cache"] if jax.__version_info__ < (0, 12) else 0.25 * planned
+    assert 0.8 * planned < found["held"] < planned + unseen, found
 
 
 @pytest.mark.slow
