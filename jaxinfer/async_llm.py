@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
+from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.process import check_process
 from jaxinfer.llm import LLM
 from jaxinfer.mailbox import Mailbox, OutputKind, check_output_kind, copied
@@ -33,6 +34,7 @@ class AsyncLLM:
 
     def __init__(self, model: Any = None, **settings: Any):
         self._llm = LLM(model, **settings)
+        self._config, self._memory_plan = self._llm.engine.config, self._llm.memory_plan
         self._driver = _Driver(self._llm)
         # One thread, so that requests reach the engine in the order in which they were made.
         self._encoder = ThreadPoolExecutor(1, "jaxinfer-encode")
@@ -45,6 +47,41 @@ class AsyncLLM:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._llm.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Positions of prompt and output together."""
+        return self._config.scheduler.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once."""
+        return self._config.scheduler.max_num_seqs
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model knows."""
+        return self._config.model.vocab_size
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """As `LLM.memory_plan`."""
+        return self._memory_plan
+
+    @property
+    def default_sampling_fields(self) -> dict[str, Any]:
+        """What the model's `generation_config.json` recommends, by the names of `SamplingParams`."""
+        return dict(self._llm.default_sampling_fields)
+
+    @property
+    def source(self) -> str:
+        """Where the model comes from, in words."""
+        return self._llm.source
+
+    @property
+    def failure(self) -> str | None:
+        """Why no request can run any more; None where they can."""
+        return self._driver.failure
 
     def generate(
         self,
@@ -207,7 +244,7 @@ class _Driver:
         self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
         self._expected: list[Mailbox] = []
-        self._failure: str | None = None
+        self.failure: str | None = None
         self._stopped = False
         self._lock = threading.RLock()  # a finalizer may call stop() in the middle of post()
         self._thread = threading.Thread(target=self._loop, name="jaxinfer-engine", daemon=True)
@@ -301,8 +338,8 @@ class _Driver:
         if mailbox.ended:
             return
         try:
-            if self._failure is not None:
-                raise EngineDeadError(self._failure)
+            if self.failure is not None:
+                raise EngineDeadError(self.failure)
             text, ids, params, options = request
             self._llm.engine.add(mailbox.request_id, ids, params, text, options=options)
         except Exception as error:
@@ -341,7 +378,7 @@ class _Driver:
             moved = self._llm.engine.step()
         except BaseException as error:
             if isinstance(error, EngineDeadError):
-                self._failure = str(error)
+                self.failure = str(error)
             self._end_all(partial(_engine_error, error))
             return
         woken = []
