@@ -11,6 +11,7 @@ from jaxinfer.serve import about, chat, completions, errors
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import notes
 from jaxinfer.serve.middleware import Authentication, BodyLimit
+from jaxinfer.serve.responses import endpoints as responses
 from jaxinfer.serve.server import Server
 from jaxinfer.serve.sse import ClientGone
 
@@ -31,7 +32,7 @@ def create_app(server: Server) -> FastAPI:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     app.add_exception_handler(ClientGone, on_gone)
-    for module in (completions, chat, about):
+    for module in (completions, chat, responses, about):
         app.include_router(module.router)
     config = server.config
     # The last one added is the first that a request meets.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from jaxinfer.serve.fields import Body
+from jaxinfer.serve.responses.schemas import ResponsesRequest
 from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
+    "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

@@ -13,6 +13,8 @@ class ServerConfig:
     max_requests_per_tenant: requests of one tenant at once; None for no limit of its own.
     request_timeout_s: after which a request ends with what it has; None for none.
     stream_timeout_s: how long a client may leave a stream unread.
+    max_stored_responses, max_stored_bytes: of `/v1/responses`, kept in memory for requests that go on from them; 0
+        keeps none.
     drain_timeout_s: how long what runs may go on after SIGTERM.
     api_keys: name of each key's owner by key; who they are decides fairness. Empty where no key is needed.
     """
@@ -25,6 +27,8 @@ class ServerConfig:
     request_timeout_s: float | None = None
     stream_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
+    max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 << 20
     api_keys: dict[str, str] | None = None
     allowed_origins: tuple[str, ...] = ()
     chat_template: str | None = None
@@ -37,6 +41,9 @@ class ServerConfig:
         for name in ("max_queue_len", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("max_stored_responses", "max_stored_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
         if self.max_requests_per_tenant is not None and self.max_requests_per_tenant < 1:
             raise ValueError(f"max_requests_per_tenant={self.max_requests_per_tenant} must be at least 1")
         for name in ("request_timeout_s", "stream_timeout_s", "drain_timeout_s"):

@@ -18,6 +18,7 @@ from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.serve.admission import Admission
 from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.errors import ApiError
+from jaxinfer.serve.responses.store import ResponseStore
 from jaxinfer.serve.schemas import GenerationBody
 from jaxinfer.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ class Server:
         self.created_s = int(time.time())
         self.max_model_len = llm.max_model_len
         self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
+        self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self._running: set[str] = set()
 
     @property

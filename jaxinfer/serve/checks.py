@@ -1,0 +1,20 @@
+"""Checks of what stands deeper in a body than its declared fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxinfer.serve.errors import ApiError
+
+
+def wrong(path: str, message: str, code: str | None = None) -> ApiError:
+    """The error of a value inside a body; `path` says where, as `messages[0].content`."""
+    return ApiError(400, f"{path}: {message}", param=path, code=code)
+
+
+def check_keys(path: str, value: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Raise `ApiError` where an object has other keys than those known, unless they are null."""
+    for key in value:
+        if key not in known and value[key] is not None:
+            name = f"{path}.{key:.60}"
+            raise wrong(name, f"no such field; there are {', '.join(known)}", code="unknown_parameter")
