@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 import jaxinfer
 from jaxinfer.serve import about, chat, completions, errors
+from jaxinfer.serve.anthropic import endpoints as anthropic
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import notes
 from jaxinfer.serve.middleware import Authentication, BodyLimit
@@ -32,7 +33,7 @@ def create_app(server: Server) -> FastAPI:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     app.add_exception_handler(ClientGone, on_gone)
-    for module in (completions, chat, responses, about):
+    for module in (completions, chat, responses, anthropic, about):
         app.include_router(module.router)
     config = server.config
     # The last one added is the first that a request meets.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxinfer.serve.anthropic.schemas import CountTokensRequest, MessagesRequest
 from jaxinfer.serve.fields import Body
 from jaxinfer.serve.responses.schemas import ResponsesRequest
 from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -10,6 +11,8 @@ BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

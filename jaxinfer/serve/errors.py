@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
+from jaxinfer.serve.anthropic.errors import error_body, is_messages_path
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import Accepted, Note, Refused, notes
 
@@ -132,8 +134,11 @@ def _path(location: Sequence[Any]) -> str:
 
 def error_response(error: ApiError, path: str = "") -> Response:
     """The error as the clients of this path's API read it."""
-    del path
-    return JSONResponse(error.body, error.status, error.headers)
+    if not is_messages_path(path):
+        return JSONResponse(error.body, error.status, error.headers)
+    request_id = f"req_{uuid.uuid4().hex}"
+    body = error_body(error.status, error.message, request_id)
+    return JSONResponse(body, error.status, {**error.headers, "request-id": request_id})
 
 
 def _notes_of(request: Request) -> Mapping[str, Note]:
