@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
     from jaxinfer.sampling.processors import LogitsProcessor
     from jaxinfer.scoring import ContinuationScore
+    from jaxinfer.structured.params import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -33,6 +34,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "generate",
 ]
 _HOMES = {
@@ -46,6 +48,7 @@ _HOMES = {
     "RequestError": "jaxinfer.engine.errors",
     "LLM": "jaxinfer.llm",
     "LogitsProcessor": "jaxinfer.sampling.processors",
+    "StructuredOutputsParams": "jaxinfer.structured.params",
     "generate": "jaxinfer.quick",
 }
 
