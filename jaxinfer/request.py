@@ -48,7 +48,7 @@ class SamplingParams:
     repetition_penalty: float | int = 1.0
     presence_penalty: float | int = 0.0
     frequency_penalty: float | int = 0.0
-    logit_bias: Mapping[int, float | int] | Mapping[str, float | int] | None = None  # text keys: JSON has no others
+    logit_bias: Mapping[int, float | int] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     logits_processors: Mapping[str, Mapping[str, float | int]] | Sequence[str] | None = None

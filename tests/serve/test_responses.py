@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jaxinfer.serve.fields import Refused, notes
 from jaxinfer.serve.responses.schemas import ResponsesRequest
 from jaxinfer.serve.responses.store import ResponseStore, StoredResponse
-from tests.serve.conftest import running
 
 ASKED = {"model": "tiny", "input": "hello there", "max_output_tokens": 20, "extra_body": {"seed": 5}}
 LOGPROBS = "message.output_text.logprobs"
@@ -223,9 +222,9 @@ def test_kept_answers_are_given_as_they_were_made(served, query):
     assert kept.output[0].content[0].logprobs
 
 
-def test_only_the_owner_of_the_key_has_an_answer(engine):
-    with running(engine, api_keys=KEYS) as found:
-        ann, bob = (openai.OpenAI(base_url=f"{found.url}/v1", api_key=key, max_retries=0) for key in KEYS)
+def test_only_the_owner_of_the_key_has_an_answer(serving):
+    with serving(api_keys=KEYS) as found:
+        ann, bob = (found.openai(key) for key in KEYS)
         made = ann.responses.create(**ASKED, user="bob")
         assert ann.responses.create(**ASKED, previous_response_id=made.id).previous_response_id == made.id
         for call in (bob.responses.retrieve, bob.responses.delete, bob.responses.input_items.list):
@@ -236,8 +235,8 @@ def test_only_the_owner_of_the_key_has_an_answer(engine):
         assert ann.responses.retrieve(made.id).id == made.id
 
 
-def test_answers_without_a_place_are_told_not_to_be_stored(engine):
-    with running(engine, max_stored_responses=2) as found:
+def test_answers_without_a_place_are_told_not_to_be_stored(serving):
+    with serving(max_stored_responses=2) as found:
         client = found.openai()
         first, second = (client.responses.create(**ASKED) for _ in range(2))
         client.responses.retrieve(first.id)  # so that the second is the next to go
@@ -245,7 +244,7 @@ def test_answers_without_a_place_are_told_not_to_be_stored(engine):
         assert {client.responses.retrieve(each.id).id for each in (first, third)} == {first.id, third.id}
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(second.id)
-    with running(engine, max_stored_bytes=10) as found:
+    with serving(max_stored_bytes=10) as found:
         assert not found.openai().responses.create(**ASKED).store
         with pytest.raises(openai.BadRequestError, match="10 bytes"):
             found.openai().responses.create(**ASKED, store=True)
@@ -382,7 +381,7 @@ def test_the_store_drops_the_least_recently_used_of_who_has_most():
     assert (len(store), store.size_bytes) == (1, 30)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("pgd"), st.sampled_from("xyz"), st.integers(0, 9), st.integers(0, 40))),
     st.integers(1, 5),
