@@ -223,7 +223,7 @@ def test_errors_are_the_clients_classes(serving, served):
     client = served.anthropic()
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(**{**ASKED, "model": "other"})
-    assert caught.value.request_id.startswith("req_") and caught.value.type == "not_found_error"
+    assert str(caught.value.request_id).startswith("req_") and caught.value.type == "not_found_error"
     with pytest.raises(anthropic.BadRequestError):
         client.messages.count_tokens(model="tiny", messages=[])
     assert served.get("/v1/messages").json()["error"]["type"] == "invalid_request_error"
@@ -235,7 +235,7 @@ def test_errors_are_the_clients_classes(serving, served):
         ann, bob = (found.anthropic(key) for key in KEYS)
         with pytest.raises(anthropic.RequestTooLargeError) as caught:
             ann.messages.create(**ASKED, system="x" * 1000)
-        assert caught.value.api_message.startswith("the body is larger")
+        assert str(caught.value.api_message).startswith("the body is larger")
         long = {**ASKED, "max_tokens": 1000, "extra_body": {"ignore_eos": True}}
         with ann.messages.stream(**long) as stream:
             next(iter(stream))
