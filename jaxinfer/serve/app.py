@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import jaxinfer
-from jaxinfer.serve import about, chat, completions, errors
+from jaxinfer.serve import about, chat, completions, error_handlers
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import notes
 from jaxinfer.serve.middleware import Authentication, BodyLimit
@@ -25,7 +25,7 @@ def create_app(server: Server) -> FastAPI:
     app.state.server = server
     for body in BODIES.values():
         notes(body)  # a field without a note is an error now, not at its first request
-    errors.install(app)
+    error_handlers.install(app)
 
     async def on_gone(request: object, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -60,9 +60,9 @@ def _check_keyword(path: Path, keyword: str, value: Any) -> None:
         raise _error(path, keyword, f"{value!r:.60} is not inside this schema; only '#…' can be followed")
     if keyword == "properties" and isinstance(value, Mapping) and len(value) > MAX_PROPERTIES:
         raise _error(path, keyword, f"has {len(value)} entries; {MAX_PROPERTIES} is the most")
-    if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-        if isinstance(value, int | float) and abs(value) > MAX_INTEGER:
-            raise _error(path, keyword, f"is beyond ±{MAX_INTEGER}, which cannot be enforced exactly")
+    bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+    if keyword in bounds and isinstance(value, int | float) and abs(value) > MAX_INTEGER:
+        raise _error(path, keyword, f"is beyond ±{MAX_INTEGER}, which cannot be enforced exactly")
 
 
 def _remedy(keyword: str) -> str:
