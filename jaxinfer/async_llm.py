@@ -18,6 +18,7 @@ from typing import Any
 from jaxinfer.engine.errors import EngineDeadError, EngineError
 from jaxinfer.engine.process import check_process
 from jaxinfer.llm import LLM
+from jaxinfer.metrics import EngineMetrics
 from jaxinfer.prompts import Prompt, Request, prompt_salt
 from jaxinfer.request import RequestOptions, RequestOutput, SamplingParams
 from jaxinfer.tokenizer import Tokenizer
@@ -115,6 +116,11 @@ class AsyncLLM:
         """Counts of the engine, as in `LLM.stats`."""
         self._driver.check()
         return self._llm.stats()
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What requests took since the start; to be read from any thread."""
+        return self._llm.engine.metrics
 
     async def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
         """As `LLM.wait_until_compiled`, without holding up the event loop."""
