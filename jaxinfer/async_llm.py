@@ -15,6 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from jaxinfer.config import EngineConfig
 from jaxinfer.engine.errors import EngineDeadError, EngineError
 from jaxinfer.engine.process import check_process
 from jaxinfer.llm import LLM
@@ -116,6 +117,11 @@ class AsyncLLM:
         """Counts of the engine, as in `LLM.stats`."""
         self._driver.check()
         return self._llm.stats()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's configuration, with what was left to be chosen."""
+        return self._llm.engine.config
 
     @property
     def metrics(self) -> EngineMetrics:

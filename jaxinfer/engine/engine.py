@@ -461,6 +461,7 @@ class Engine:
             "num_programs_loaded": self._compiler.num_loaded,
             "compile_time_s": self._compiler.compile_time_s,
             "padding_waste": num_padded / max(1, num_padded + self.runner.num_run_tokens),
+            "num_padded_tokens": num_padded,
             "num_computed_tokens": self._num_computed_tokens,
             "num_looked_up_tokens": pages.num_looked_up_tokens,
             "num_cached_tokens": pages.num_cached_tokens,
