@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from jaxinfer.metrics import FIRST_TOKEN_BOUNDS_S, HistogramValues
@@ -82,10 +82,9 @@ class ServerMetrics:
         self._requests.labels(self._model_name, method, path, str(status)).inc()
         self._durations.labels(self._model_name, path).observe(duration_s)
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition and its content type: OpenMetrics where `accept` asks for it, else Prometheus text."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+    def render(self) -> bytes:
+        """The exposition in Prometheus's text format, whatever a client accepts: OpenMetrics has no colons in names."""
+        return generate_latest(self.registry)
 
 
 class EngineCollector(Collector):
@@ -137,5 +136,4 @@ class EngineCollector(Collector):
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(request: Request) -> Response:
-    body, content_type = request.app.state.metrics.render(request.headers.get("accept", ""))
-    return Response(body, headers={"content-type": content_type})
+    return Response(request.app.state.metrics.render(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
