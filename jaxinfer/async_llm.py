@@ -184,7 +184,7 @@ class AsyncLLM:
     @property
     def config(self) -> EngineConfig:
         """The engine's configuration, with what was left to be chosen."""
-        return self._llm.engine.config
+        return self._config
 
     @property
     def metrics(self) -> EngineMetrics:

@@ -34,7 +34,6 @@ def log_to_stderr() -> None:
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.handlers[:] = [handler]
     logger.propagate = False
-    logger.setLevel(logging.INFO)
 
 
 class AccessLogMiddleware:

@@ -100,10 +100,10 @@ class EngineCollector(Collector):
         except RuntimeError:  # closed, while the server goes down
             return
         for name, key, text in GAUGES:
-            yield self._add(GaugeMetricFamily(PREFIX + name, text, labels=self._labels), stats[key])
+            yield self._add(GaugeMetricFamily(PREFIX + name, text, labels=list(self._labels)), stats[key])
         usage = stats["pages_used"] / max(1, stats["pages_total"])
         text = "Share of the cache's pages that running sequences hold, 0 to 1."
-        yield self._add(GaugeMetricFamily(f"{PREFIX}kv_cache_usage_perc", text, labels=self._labels), usage)
+        yield self._add(GaugeMetricFamily(f"{PREFIX}kv_cache_usage_perc", text, labels=list(self._labels)), usage)
         for name, key, text in COUNTERS:
             yield self._counter(name, text, stats[key])
         yield self._counter("prompt_tokens", "Tokens of prompts, cached ones included.", found.prompt_tokens)
@@ -124,7 +124,7 @@ class EngineCollector(Collector):
         return family
 
     def _counter(self, name: str, text: str, value: float | int) -> Metric:
-        return self._add(CounterMetricFamily(PREFIX + name, text, labels=self._labels), value)
+        return self._add(CounterMetricFamily(PREFIX + name, text, labels=list(self._labels)), value)
 
     def _histogram(self, name: str, text: str, values: HistogramValues) -> Metric:
         family = HistogramMetricFamily(PREFIX + name, text, labels=list(self._labels))

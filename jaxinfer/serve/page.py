@@ -53,22 +53,24 @@ def _read_files() -> dict[str, tuple[bytes, dict[str, str]]]:
 
 
 FILES = _read_files()
+INDEX = FILES.pop("index.html")  # its links are relative to `/`
+PATHS = frozenset({"/", *(f"/page/{name}" for name in FILES)})
+"""What is served without an API key: the page asks for one."""
 
 
 @router.get("/", include_in_schema=False)
 async def index(request: Request) -> Response:
-    return _answer("index.html", request)
+    return _answer(*INDEX, request)
 
 
 @router.get("/page/{name}", include_in_schema=False)
 async def file(name: str, request: Request) -> Response:
-    return _answer(name, request)
-
-
-def _answer(name: str, request: Request) -> Response:
     if name not in FILES:
         raise ApiError(404, f"the page has no file {name!r:.100}")
-    body, headers = FILES[name]
+    return _answer(*FILES[name], request)
+
+
+def _answer(body: bytes, headers: dict[str, str], request: Request) -> Response:
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers)

@@ -9,6 +9,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxinfer.request import RequestOutput
+
 _ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 
 
@@ -42,6 +44,34 @@ class RequestRecord:
     queue_s: float | None = None
     ttft_s: float | None = None
     e2e_s: float | None = None
+    _num_running: int = 0
+
+    def begin(self, params: Any, num_prompt_tokens: int) -> None:
+        """A prompt of the request goes to the engine; of several, the first one's parameters are kept."""
+        self.params = self.params or params
+        self.num_prompt_tokens = (self.num_prompt_tokens or 0) + num_prompt_tokens
+        self._num_running += 1
+
+    def note(self, output: RequestOutput) -> None:
+        """What is new of a prompt: all of it, or a delta."""
+        for choice in output.outputs:
+            self.num_output_tokens += len(choice.token_ids)
+            if choice.finish_reason is not None:
+                self.finish_reasons.append(choice.finish_reason)
+        metrics = output.metrics
+        if output.finished:
+            self._num_running -= 1
+            self.num_cached_tokens += output.num_cached_tokens
+            self.e2e_s = max(self.e2e_s or 0.0, metrics["e2e_s"]) if "e2e_s" in metrics else self.e2e_s
+        for name in ("queue_s", "ttft_s"):  # the earliest
+            if name in metrics:
+                before = getattr(self, name)
+                setattr(self, name, metrics[name] if before is None else min(before, metrics[name]))
+
+    def end(self) -> None:
+        """The request is given up or done: what has not finished was aborted."""
+        self.finish_reasons += ["abort"] * self._num_running
+        self._num_running = 0
 
     def fields(self, with_prompt: bool = False) -> dict[str, Any]:
         """The access log's fields, in their order; those that do not apply are left out."""

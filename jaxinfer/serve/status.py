@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+import jaxinfer
 from jaxinfer.config import EngineConfig
 
 router = APIRouter()
@@ -20,7 +20,7 @@ async def status(request: Request) -> dict[str, Any]:
     server = request.app.state.server
     return {
         "model": server.model_name,
-        "version": importlib.metadata.version("jaxinfer"),
+        "version": jaxinfer.__version__,
         "uptime_s": time.monotonic() - _STARTED_S,
         "settings": settings_of(server.llm.config),
         "stats": server.llm.stats(),

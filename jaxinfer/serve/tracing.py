@@ -52,7 +52,7 @@ class Tracer:
 
         Raises:
             ValueError: the endpoint is no http or https URL.
-            ImportError: the extra `otel` is not installed.
+            RuntimeError: the extra `otel` is not installed.
         """
         url = urlsplit(endpoint)
         if url.scheme not in ("http", "https") or not url.netloc:
@@ -63,7 +63,7 @@ class Tracer:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            raise ImportError("otlp_traces_endpoint needs OpenTelemetry: pip install 'jaxinfer[otel]'") from error
+            raise RuntimeError("otlp_traces_endpoint needs OpenTelemetry: pip install 'jaxinfer[otel]'") from error
         resource = Resource.create({"service.name": service_name}).merge(OTELResourceDetector().detect())
         provider = TracerProvider(resource=resource)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
