@@ -1,0 +1,88 @@
+"""`python -m jaxinfer.serve` as a child process on a free port of the loopback interface."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+_START_LIMIT_S = 600.0
+_END_LIMIT_S = 60.0
+_POLL_S = 0.05
+
+
+class ChildServer:
+    """The server, ready when entered and ended when left.
+
+    Args:
+        arguments: flags of `python -m jaxinfer.serve` beside `--host` and `--port`.
+        command: what is run in its place, for tests.
+
+    Raises:
+        RuntimeError: it ended before it was ready, or was not ready in time; the message has its last line.
+    """
+
+    def __init__(self, arguments: Sequence[str], command: Sequence[str] | None = None):
+        self.port = _free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        start = [sys.executable, "-m", "jaxinfer.serve"] if command is None else list(command)
+        self._command = [*start, "--host", "127.0.0.1", "--port", str(self.port), *arguments]
+
+    def __enter__(self) -> ChildServer:
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT
+        )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end()
+
+    def _wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + _START_LIMIT_S
+        while _status(self.port, "/ready") != 200:
+            if (code := self._process.poll()) is not None:
+                raise RuntimeError(f"the server ended with {code} before it was ready: {self._last_line()}")
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"the server was not ready after {_START_LIMIT_S:.0f} s: {self._last_line()}")
+            time.sleep(_POLL_S)
+
+    def _last_line(self) -> str:
+        self._log.seek(0)
+        return self._log.read().strip().rpartition("\n")[2] or "it said nothing"
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _status(port: int, path: str) -> int | None:
+    """The status of a GET, None where nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
