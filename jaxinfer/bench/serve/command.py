@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import os
 import platform
 import shlex
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 from jaxinfer.bench.environment import cpu_model, num_cores
 from jaxinfer.bench.serve.arrivals import PROCESSES, Load
 from jaxinfer.bench.serve.client import import_aiohttp, normalize_url
+from jaxinfer.bench.serve.compare import Sizes, compare
 from jaxinfer.bench.serve.jsonl import OURS, read_jsonl
 from jaxinfer.bench.serve.measure import Plan, Target, measure
 from jaxinfer.bench.serve.plot import draw, import_figure
@@ -34,6 +36,9 @@ from jaxinfer.bench.serve.slo import parse_slo
 
 _DEFAULT_NUM_REQUESTS = 64
 _DEFAULT_CONCURRENCY = 8
+_COMPARISON_SIZES = {"concurrency": 32, "num_requests": 64, "num_single": 6, "repeats": 3}
+_OF_COMPARISON = {"compare_in_process", "model", "seed", "input_len", "output_len", "range_ratio", "vocab_size"}
+_OF_COMPARISON |= {*_COMPARISON_SIZES, "run", "as_text"}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -81,6 +86,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     measures.add_argument("--allow-status", type=_statuses, default=(), metavar="N,N",
                           help="HTTP errors that are counted but are no failure, such as 429")  # fmt: skip
     measures.add_argument("--plot", metavar="FILE", help="draw it, as SVG or PNG by the name (needs matplotlib)")
+    comparison = command.add_argument_group("comparison")
+    comparison.add_argument("--compare-in-process", action="store_true",
+                            help="what our server costs: the same requests through it and by LLM, in turn")  # fmt: skip
+    comparison.add_argument("--repeats", type=int, metavar="N", help="of the comparison (default: 3)")
+    comparison.add_argument("--num-single", type=int, metavar="N", help="requests sent one at a time (default: 6)")
     command.set_defaults(run=run, as_text=as_text)
 
 
@@ -117,15 +127,20 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         ValueError: arguments that make no sense, or a package that is missing.
         RuntimeError: the server cannot be reached or started.
     """
-    plan = _plan(arguments)
+    load = os.getloadavg()[0]
+    plan = None if arguments.compare_in_process else _plan(arguments)
     import_aiohttp()
+    if plan is None:
+        return _report(arguments, load, "our own, and LLM", *_compare(arguments))
     if arguments.plot is not None:
         import_figure()
     with contextlib.ExitStack() as stack:
         url, name = arguments.base_url, arguments.model
         if url is None:
             flags = [] if name is None else ["--model", name]
-            url = stack.enter_context(ChildServer([*flags, *shlex.split(arguments.server_args)])).base_url
+            server = stack.enter_context(ChildServer([*flags, *shlex.split(arguments.server_args)]))
+            server.wait_until_idle()
+            url = server.base_url
             name = None
         target = Target(url, arguments.endpoint, name, arguments.api_key, arguments.timeout)
         fields = BodyFields(arguments.temperature, arguments.ignore_eos, arguments.count_logprobs, arguments.extra_body)
@@ -133,16 +148,46 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.plot is not None:
         title = f"{model}: {results['requests_per_s']:.2f} requests/s, {results['output_tokens_per_s']:.1f} tokens/s"
         draw(arguments.plot, sent.records, sent.duration_s, plan.slo, title)
+    return _report(arguments, load, url, results, [], model)
+
+
+def _report(
+    arguments: argparse.Namespace,
+    load: float,
+    server: str,
+    results: dict[str, Any],
+    targets: list[dict[str, Any]],
+    model: str,
+) -> dict[str, Any]:
+    shown = _OF_COMPARISON if arguments.compare_in_process else vars(arguments)
     hidden = {"command", "run", "as_text", "json", "log_level", "api_key"}
-    settings = {key: value for key, value in vars(arguments).items() if key not in hidden and value is not None}
+    settings = {name: value for name, value in vars(arguments).items() if name in shown and name not in hidden}
     about = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "server": url,
+        "server": server,
         "model": model,
         "client": f"Python {platform.python_version()}, {num_cores()} cores of {cpu_model()}",
+        "load": f"{load:.2f} on this machine before",
     }
+    settings = {name: value for name, value in settings.items() if value is not None}
     code = int(failed(results))
-    return {"environment": about, "settings": settings, "results": results, "targets": [], "exit_code": code}
+    return {"environment": about, "settings": settings, "results": results, "targets": targets, "exit_code": code}
+
+
+def _compare(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name, value in vars(parser.parse_args([])).items():
+        if getattr(arguments, name) != value and name not in _OF_COMPARISON:
+            raise ValueError(f"--{name.replace('_', '-')} does not belong to --compare-in-process")
+    given = {name: getattr(arguments, name) for name in ("concurrency", "num_requests", "num_single", "repeats")}
+    numbers = _COMPARISON_SIZES | {name: value for name, value in given.items() if value is not None}
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+    vars(arguments).update(numbers)  # for the report
+    lengths = Lengths(arguments.input_len, arguments.output_len, arguments.range_ratio, arguments.vocab_size)
+    return compare(arguments.model, Sizes(lengths, seed=arguments.seed, **numbers))
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -152,6 +197,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
             raise ValueError("--server-args are for a server that is started here, not for that of --base-url")
     if arguments.timeout <= 0 or arguments.warmup < 0:
         raise ValueError("--timeout must be above 0, and --warmup 0 or more")
+    if arguments.repeats is not None or arguments.num_single is not None:
+        raise ValueError("--repeats and --num-single belong to --compare-in-process")
     slo = dict(arguments.slo)
     if len(slo) < len(arguments.slo):
         raise ValueError("--slo has two limits for one measure")
@@ -171,6 +218,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         number = num_lines or _DEFAULT_NUM_REQUESTS
     if rate is None and concurrency is None and arguments.arrivals != "burst":
         concurrency = _DEFAULT_CONCURRENCY
+    arguments.rate, arguments.concurrency, arguments.num_requests = rate, concurrency, number  # for the report
     load = Load(rate, arguments.arrivals, arguments.burstiness, concurrency, number, arguments.duration, arguments.seed)
     return Plan(load, sessions, slo, arguments.warmup, share if arguments.find_rate else None, max_runs)
 

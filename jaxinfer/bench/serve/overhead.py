@@ -91,7 +91,7 @@ def overhead_warnings(
     if share > _MAX_CPU_SHARE:
         found.append(f"the client used {share:.0%} of a core, so answers waited for it; send less at once")
     comparisons = (
-        ("schedule_slip_s", "sent late", ttft_s, "TTFT"),
+        ("schedule_slip_s", "late to send", ttft_s, "TTFT"),
         ("loop_lag_s", "late to wake", gaps_s, "ITL"),
         ("byte_to_stamp_s", "late to see bytes", gaps_s, "ITL"),
     )

@@ -48,18 +48,19 @@ def draw(path: str, records: Sequence[Record], duration_s: float, slo: Mapping[s
 
 def _draw_distribution(axes: Any, name: str, values: list[float], limit_s: float | None) -> None:
     axes.set_title(_TITLES[name], fontsize=10)
-    axes.set(xlabel="ms", ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 0.9, 1))
+    unit, scale = ("s", 1) if values and values[-1] > 10 else ("ms", 1e3)
+    axes.set(xlabel=unit, ylim=(0, 1.02), yticks=(0, 0.25, 0.5, 0.75, 0.9, 1))
     axes.set_yticklabels(("0", "25%", "50%", "75%", "90%", "100%"))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if values:
         shares = [(index + 1) / len(values) for index in range(len(values))]
-        milliseconds = [value * 1e3 for value in values]
-        axes.step([milliseconds[0], *milliseconds], [0, *shares], where="post", color=_COLORS[name], linewidth=1.8)
-        axes.fill_between([milliseconds[0], *milliseconds], [0, *shares], step="post", color=_COLORS[name], alpha=0.12)
+        scaled = [value * scale for value in values]
+        axes.step([scaled[0], *scaled], [0, *shares], where="post", color=_COLORS[name], linewidth=1.8)
+        axes.fill_between([scaled[0], *scaled], [0, *shares], step="post", color=_COLORS[name], alpha=0.12)
     if limit_s is not None:
-        axes.axvline(limit_s * 1e3, color="black", linestyle="--", linewidth=1)
-        axes.text(limit_s * 1e3, 0.04, " SLO", fontsize=8)
+        axes.axvline(limit_s * scale, color="black", linestyle="--", linewidth=1)
+        axes.text(limit_s * scale, 0.04, " SLO", fontsize=8)
 
 
 def _draw_timeline(axes: Any, good: Sequence[Record], duration_s: float) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxinfer.bench.report import as_text as as_table
 from jaxinfer.bench.serve.checks import Check, run_checks
 from jaxinfer.bench.serve.overhead import overhead_report, overhead_warnings
 from jaxinfer.bench.serve.records import Record
@@ -61,7 +62,8 @@ def _latencies(good: Sequence[Record]) -> dict[str, list[float]]:
 
 def failed(results: Mapping[str, Any]) -> bool:
     """Whether a check did not hold, or nothing was measured."""
-    return not results["requests"]["num_ok"] or any(check["num_failed"] for check in results["checks"])
+    nothing = "requests" in results and not results["requests"]["num_ok"]
+    return nothing or any(check["num_failed"] for check in results["checks"])
 
 
 def as_text(report: Mapping[str, Any]) -> str:
@@ -69,12 +71,11 @@ def as_text(report: Mapping[str, Any]) -> str:
     lines = [f"{name:<12} {value}" for name, value in report["environment"].items()]
     lines.append("settings     " + ", ".join(f"{name}={value}" for name, value in report["settings"].items()))
     results = report["results"]
+    if "comparison" in results:
+        return "\n".join([as_table({**report, "results": results["comparison"]}), "", *_check_lines(results["checks"])])
     if "search" in results:
         lines += ["", *_search_lines(results["search"])]
-    lines += ["", *run_lines(results)] if "requests" in results else []
-    for each in report["targets"]:
-        limit = f"at most {each['at_most']}" if "at_most" in each else f"at least {each['at_least']}"
-        lines.append(f"{each['name']}: {each['value']:.4g}, {limit}: {'met' if each['met'] else 'missed'}")
+    lines += ["", *run_lines(results)]
     return "\n".join(lines)
 
 
@@ -97,14 +98,23 @@ def run_lines(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"goodput      {good['requests_per_s']:.3f} requests/s, {good['share']:.1%} met {limits}")
     lines += ["", *_latency_table(results["latency"]), "", "client's own part"]
     lines += _latency_table({name: value for name, value in results["client"].items() if isinstance(value, Mapping)})
-    lines += [f"{'cpu':<18}{results['client']['cpu_share_of_a_core']:.1%} of a core", "", "checks"]
-    for check in results["checks"]:
+    lines += [
+        f"{'cpu':<18}{results['client']['cpu_share_of_a_core']:.1%} of a core",
+        "",
+        *_check_lines(results["checks"]),
+    ]
+    return [*lines, *(f"warning: {warning}" for warning in results["warnings"])]
+
+
+def _check_lines(checks: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = ["checks"]
+    for check in checks:
         if not check["num_checked"]:
             continue
         verdict = "ok" if not check["num_failed"] else f"{check['num_failed']} FAILED"
         lines.append(f"  {check['name']}: {check['num_checked']} checked, {verdict}")
         lines += [f"    {example}" for example in check["examples"]]
-    return [*lines, *(f"warning: {warning}" for warning in results["warnings"])]
+    return lines
 
 
 def _latency_table(latencies: Mapping[str, Mapping[str, float | int] | None]) -> list[str]:
