@@ -87,6 +87,13 @@ def _name_of(model: str | None, source: str) -> str:
 
 def serve(server: Server, bound: socket.socket) -> int:
     """Serve on a bound socket until a signal; the exit code."""
+    draining = make_uvicorn(server, bound)
+    draining.run(sockets=[bound])
+    return draining.exit_code
+
+
+def make_uvicorn(server: Server, bound: socket.socket) -> DrainingServer:
+    """The HTTP server for a bound socket; its `serve` or `run` serves."""
     config = server.config
     uvicorn_config = uvicorn.Config(
         create_app(server),
@@ -101,9 +108,7 @@ def serve(server: Server, bound: socket.socket) -> int:
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
     )
-    draining = DrainingServer(uvicorn_config, server, url_of(config, bound))
-    draining.run(sockets=[bound])
-    return draining.exit_code
+    return DrainingServer(uvicorn_config, server, url_of(config, bound))
 
 
 class DrainingServer(uvicorn.Server):
