@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from jaxinfer.serve.errors import ApiError
@@ -18,3 +20,16 @@ def check_keys(path: str, value: dict[str, Any], known: tuple[str, ...]) -> None
         if key not in known and value[key] is not None:
             name = f"{path}.{key:.60}"
             raise wrong(name, f"no such field; there are {', '.join(known)}", code="unknown_parameter")
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors about a field of chat completions name the field that it stands for here."""
+    try:
+        yield
+    except ApiError as error:
+        name = names.get(error.param or "")
+        if error.param is None or name is None:
+            raise
+        message = error.message.replace(error.param, name, 1)
+        raise ApiError(error.status, message, param=name, code=error.code) from None

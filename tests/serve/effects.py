@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -218,9 +219,16 @@ def _user_id(ask: Ask) -> None:
     assert ask.passed(metadata={"user_id": "ann"})["tenant"] == "ann"
 
 
-def _text_format(ask: Ask) -> None:
-    assert ask.answer(text={"format": {"type": "text"}})["text"]["format"] == {"type": "text"}
-    assert ask.error(text={"format": {"type": "xml"}})["param"].startswith("text.format")
+def _form(name: str) -> Check:
+    def check(ask: Ask) -> None:
+        form = {"type": "json_schema", "schema": {"enum": ["apple", "pear"]}}
+        form |= {"name": "fruit"} if ask.path == RESPONSES else {}
+        assert json.loads(_text(ask, **{name: {"format": form}})) in ("apple", "pear")
+        error = ask.error(**{name: {"format": {**form, "schema": {"not": {}}}}})
+        assert error["param"].startswith(f"{name}.format") and "not" in error["message"]
+        assert ask.post(**{name: {"format": {"type": "xml"}}}).status_code == 400
+
+    return check
 
 
 EFFECTS: dict[str, dict[str, Check]] = {
@@ -235,7 +243,7 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "include": _include,
         "top_logprobs": _top_logprobs,
         "truncation": _truncation,
-        "text": _text_format,
+        "text": _form("text"),
         "metadata": _metadata,
         "user": _tenant,
         "safety_identifier": _safety_identifier,
@@ -247,6 +255,7 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "max_tokens": _num_tokens("max_tokens"),
         "stop_sequences": _stop("stop_sequences"),
         "metadata": _user_id,
+        "output_config": _form("output_config"),
     },
     COUNT: {"model": _model, "messages": _messages, "system": _system("system")},
 }
@@ -258,5 +267,6 @@ ACCEPTED: dict[str, tuple[Any, Any]] = {
     "parallel_tool_calls": (True, "no"),
     "cache_control": ({"type": "ephemeral"}, {"type": "other"}),
     "thinking": ({"type": "disabled"}, {"type": "enabled"}),
+    "output_config": ({"format": None}, {"effort": "low"}),
     "speed": ("standard", "fast"),
 }

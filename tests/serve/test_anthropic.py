@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Literal
 
 import anthropic
 import pytest
+from pydantic import BaseModel
 
 from jaxinfer.serve.anthropic.schemas import MessagesRequest
 from jaxinfer.serve.fields import Refused, notes
@@ -137,6 +139,15 @@ def test_a_last_message_of_the_assistant_is_gone_on_with(served):
     assert message.usage.input_tokens + message.usage.cache_read_input_tokens == chat["usage"]["prompt_tokens"]
 
 
+class Fruit(BaseModel):
+    name: Literal["apple", "pear"]
+
+
+def test_answers_are_parsed_into_the_clients_models(served):
+    message = served.anthropic().messages.parse(**{**ASKED, "max_tokens": 200}, output_format=Fruit)
+    assert message.parsed_output.name in ("apple", "pear") and message.stop_reason == "end_turn"
+
+
 def test_cached_tokens_are_not_input_tokens(served, engine):
     text = "a conversation that is long enough to fill some pages of the cache, and is not asked elsewhere"
     asked = {**ASKED, "messages": [{"role": "user", "content": text}]}
@@ -196,6 +207,12 @@ def test_the_beta_client_is_served_too(served):
         ({"stop_sequences": [""]}, "invalid_request_error", "stop_sequences[0]"),
         ({"temperature": 200}, "invalid_request_error", "temperature=200"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "invalid_request_error", "thinking.type"),
+        ({"output_config": {"effort": "low"}}, "invalid_request_error", "output_config.effort"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "invalid_request_error",
+            "output_config.format: ",
+        ),
         ({"n": 2}, "invalid_request_error", "n: no such field"),
         ({"messages": [{"role": "user", "content": "word " * 300}]}, "invalid_request_error", "context is 256"),
         ({"model": "other"}, "not_found_error", "other"),
@@ -223,7 +240,10 @@ def test_errors_are_the_clients_classes(serving, served):
     client = served.anthropic()
     with pytest.raises(anthropic.NotFoundError) as caught:
         client.messages.create(**{**ASKED, "model": "other"})
-    assert str(caught.value.request_id).startswith("req_") and caught.value.type == "not_found_error"
+    assert (
+        caught.value.request_id == caught.value.response.headers["x-request-id"]
+        and caught.value.type == "not_found_error"
+    )
     with pytest.raises(anthropic.BadRequestError):
         client.messages.count_tokens(model="tiny", messages=[])
     assert served.get("/v1/messages").json()["error"]["type"] == "invalid_request_error"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Literal
 
 import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from jaxinfer.serve.fields import Refused, notes
 from jaxinfer.serve.responses.schemas import ResponsesRequest
@@ -160,6 +162,27 @@ def test_items_become_messages(served, engine):
     assert response.usage.input_tokens == chat_tokens(engine, *said)
 
 
+class Fruit(BaseModel):
+    name: Literal["apple", "pear"]
+
+
+def test_answers_are_parsed_into_the_clients_models(served):
+    asked = {"model": "tiny", "input": "a fruit?", "text_format": Fruit, "extra_body": {"seed": 1}}
+    response = served.openai().responses.parse(**asked)
+    assert response.output_parsed.name in ("apple", "pear")
+    assert response.text.format.name == "Fruit" and response.status == "completed"
+    with served.openai().responses.stream(**asked) as stream:
+        assert stream.get_final_response().output_parsed == response.output_parsed
+    response = served.openai().responses.create(
+        model="tiny",
+        input="an object?",
+        text={"format": {"type": "json_object"}},
+        max_output_tokens=200,
+        extra_body={"seed": 1},
+    )
+    assert response.output_text.lstrip().startswith("{") and response.text.format.type == "json_object"
+
+
 def test_cached_tokens_are_told(served):
     asked = {**ASKED, "input": "a conversation that is long enough to fill some pages of the cache"}
     for _ in range(2):
@@ -309,6 +332,14 @@ def test_the_oldest_turns_are_left_out_where_asked(served, engine):
         ({"background": True}, "background", "False"),
         ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
         ({"prompt": {"id": "x"}}, "prompt", "instructions"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name", "missing"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema", "missing"),
+        ({"text": {"format": {"type": "text", "name": "a"}}}, "text.format.name", "belongs"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}},
+            "text.format",
+            "not supported",
+        ),
         ({"truncation": "some"}, "truncation", "auto"),
         ({"max_tokens": 5}, "max_tokens", "no such field"),
         ({"previous_response_id": "resp_none"}, "previous_response_id", "resp_none"),

@@ -12,18 +12,22 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from jaxinfer.request import CompletionOutput, RequestOutput
-from jaxinfer.serve import params, prompts
+from jaxinfer.serve import forms, params, prompts
 from jaxinfer.serve.anthropic.conversation import chat_of
 from jaxinfer.serve.anthropic.errors import error_body
 from jaxinfer.serve.anthropic.output import Blocks
 from jaxinfer.serve.anthropic.schemas import CountTokensRequest, MessagesRequest
+from jaxinfer.serve.checks import renamed
 from jaxinfer.serve.errors import ApiError
+from jaxinfer.serve.forms import JsonSchema, ResponseFormat
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.server import Call, Generation, Prompt, Server
 from jaxinfer.serve.sse import EventStream, answer, event, unless_gone
 from jaxinfer.serve.usage import Usage
 
 router = APIRouter()
+
+_RENAMED = partial(renamed, {"response_format": "output_config.format"})
 
 
 @router.post("/v1/messages")
@@ -39,12 +43,15 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
         temperature=body.temperature,
         top_p=body.top_p,
         user=body.metadata.user_id if body.metadata is not None else None,
+        response_format=_response_format(body),
         **body.extensions,
     )
-    sampling = params.of_chat(server, chat)
+    with _RENAMED():
+        sampling = params.of_chat(server, chat)
     ids = prompts.checked(server, await _encode(server, chat), "messages")
     call = replace(Call.of(request, chat, "msg"), id=f"msg_{uuid.uuid4().hex}")
-    generation = await server.open(call, [Prompt(ids, sampling)], "delta" if body.stream else "final")
+    with _RENAMED(), forms.named(chat):
+        generation = await server.open(call, [Prompt(ids, sampling)], "delta" if body.stream else "final")
     writer = _Writer(server, call, body)
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s, _failed)
@@ -61,6 +68,14 @@ async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
     server: Server = request.app.state.server
     server.check_model(body.model)
     return answer({"input_tokens": len(await _encode(server, chat_of(body)))})
+
+
+def _response_format(body: MessagesRequest) -> ResponseFormat | None:
+    form = None if body.output_config is None else body.output_config.format
+    if form is None:
+        return None
+    schema = JsonSchema.model_validate({"name": "output", "schema": form.schema_})
+    return ResponseFormat(type="json_schema", json_schema=schema)
 
 
 async def _encode(server: Server, chat: ChatRequest) -> list[int]:

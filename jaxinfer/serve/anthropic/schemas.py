@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from jaxinfer.serve.extensions import Extensions
 from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused
@@ -32,6 +32,22 @@ class ThinkingDisabled(Body):
     type: Literal["disabled"]
 
 
+class OutputFormat(Body):
+    """JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    """The form of the answer."""
+
+    format: OutputFormat | None = None
+    effort: Annotated[None, Field(description="how much a model thinks cannot be set")] = None
+
+
 class CountTokensRequest(Body):
     """`POST /v1/messages/count_tokens`: what a prompt is made of."""
 
@@ -47,7 +63,7 @@ class CountTokensRequest(Body):
         Annotated[list[dict[str, Any]], Field(max_length=0)] | None, Accepted("tools are not available here")
     ] = None
     tool_choice: Annotated[None, Refused("there are no tools to choose; leave it out")] = None
-    output_config: Annotated[None, Refused("effort and formats cannot be set here; leave it out")] = None
+    output_config: Annotated[OutputConfig | None, Accepted("the form of the answer adds nothing to the prompt")] = None
     context_management: Annotated[None, Refused("contexts are not edited here; send the messages that count")] = None
     mcp_servers: Annotated[None, Refused("this server calls no others")] = None
     user_profile_id: Annotated[None, Refused("there are no profiles here; use metadata.user_id")] = None
@@ -58,6 +74,9 @@ class MessagesRequest(CountTokensRequest, Extensions):
     """`POST /v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1), Enforced("SamplingParams.max_tokens: the scheduler ends the sequence")]
+    output_config: Annotated[
+        OutputConfig | None, Enforced("forms.of: the token mask of SamplingParams.structured_outputs")
+    ] = None
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None,
         Field(max_length=MAX_STOP_SEQUENCES),

@@ -10,8 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from jaxinfer.serve import params, prompts
+from jaxinfer.serve import forms, params, prompts
+from jaxinfer.serve.checks import renamed, wrong
 from jaxinfer.serve.errors import ApiError
+from jaxinfer.serve.forms import JsonSchema, ResponseFormat
 from jaxinfer.serve.responses.conversation import messages_of, read_input, turn_starts, without_turns_before
 from jaxinfer.serve.responses.schemas import LOGPROBS, ResponsesRequest
 from jaxinfer.serve.responses.store import Item, StoredResponse
@@ -21,6 +23,8 @@ from jaxinfer.serve.server import Call, Prompt, Server
 from jaxinfer.serve.sse import EventStream, answer, dumps, unless_gone
 
 router = APIRouter()
+
+_RENAMED = partial(renamed, {"response_format": "text.format"})
 
 
 @router.post("/v1/responses")
@@ -40,10 +44,12 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
             400, f"store: this server keeps {server.responses.max_bytes} bytes of responses at most", param="store"
         )
     chat = _chat(body)
-    sampling = params.of_chat(server, chat)
+    with _RENAMED():
+        sampling = params.of_chat(server, chat)
     ids = await _encode(server, body, chat, items)
     call = replace(Call.of(request, chat, "resp"), id=f"resp_{uuid.uuid4().hex}")
-    generation = await server.open(call, [Prompt(ids, sampling)], "delta" if body.stream else "final")
+    with _RENAMED(), forms.named(chat):
+        generation = await server.open(call, [Prompt(ids, sampling)], "delta" if body.stream else "final")
 
     def keep(response: dict[str, Any]) -> bool:
         stored = StoredResponse(response, tuple(items), size_bytes + len(dumps(response)))
@@ -74,6 +80,7 @@ def _chat(body: ResponsesRequest) -> ChatRequest:
         stop=body.stop,
         temperature=body.temperature,
         top_p=body.top_p,
+        response_format=_response_format(body),
         max_completion_tokens=body.max_output_tokens,
         logprobs=asks or None,
         top_logprobs=body.top_logprobs if asks else None,
@@ -81,6 +88,21 @@ def _chat(body: ResponsesRequest) -> ChatRequest:
         safety_identifier=body.safety_identifier,
         **body.extensions,
     )
+
+
+def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
+    form = None if body.text is None else body.text.format
+    if form is None:
+        return None
+    schema = form.model_dump(exclude={"type"}, exclude_none=True)
+    if form.type != "json_schema":
+        for name in schema:
+            raise wrong(f"text.format.{name}", "belongs to type 'json_schema'")
+        return ResponseFormat(type=form.type)
+    for name in ("name", "schema"):
+        if name not in schema:
+            raise wrong(f"text.format.{name}", "is missing", code="missing_required_parameter")
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(**schema))
 
 
 async def _encode(server: Server, body: ResponsesRequest, chat: ChatRequest, items: list[Item]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from jaxinfer.serve.extensions import Extensions
 from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused
@@ -20,16 +20,22 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[Literal[False] | None, Field(description="padding is not made")] = None
 
 
-class PlainText(Body):
-    """The format of an answer that is text."""
+class TextFormat(Body):
+    """Text of any form, any JSON object, or JSON of a schema, which the other fields belong to."""
 
-    type: Literal["text"]
+    model_config = ConfigDict(extra="forbid", strict=True, serialize_by_alias=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+    description: str | None = None
+    strict: Annotated[bool | None, Field(description="every schema is held to, so this changes nothing")] = None
 
 
 class TextConfig(Body):
     """The form of the answer's text."""
 
-    format: PlainText | None = None
+    format: TextFormat | None = None
     verbosity: Annotated[Literal["medium"] | None, Field(description="models here have one verbosity")] = None
 
 
@@ -56,7 +62,7 @@ class ResponsesRequest(Extensions):
     truncation: Annotated[
         Literal["auto", "disabled"] | None, Enforced("responses.conversation: auto leaves the oldest turns out")
     ] = None
-    text: Annotated[TextConfig | None, Enforced("told in the answer; text is the one format")] = None
+    text: Annotated[TextConfig | None, Enforced("forms.of: the token mask of SamplingParams.structured_outputs")] = None
     metadata: Annotated[dict[str, MetadataText] | None, Field(max_length=16), Enforced("told in the answer")] = None
     user: Annotated[str | None, Enforced("RequestOptions.tenant: fair shares and limits, unless keys say who")] = None
     safety_identifier: Annotated[str | None, Enforced("in place of user, where that is absent")] = None

@@ -120,7 +120,7 @@ class Writer:
             "service_tier": "default",
             "store": body.store is not False,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text"}, "verbosity": "medium"},
+            "text": {"format": self._told_format(), "verbosity": "medium"},
             "tool_choice": body.tool_choice or "auto",
             "tools": [],
             "top_logprobs": body.top_logprobs or 0,
@@ -130,6 +130,10 @@ class Writer:
             "user": body.user,
         }
         return {**told, **changes}
+
+    def _told_format(self) -> dict[str, Any]:
+        form = None if self._body.text is None else self._body.text.format
+        return {"type": "text"} if form is None else form.model_dump(exclude_none=True)
 
     def _told_usage(self) -> dict[str, Any]:
         usage = self._usage
