@@ -8,6 +8,9 @@ from typing import Any
 from jaxinfer.serve.reasoning import ReasoningSplitter
 from jaxinfer.serve.tools.parser import Delta, ToolCall, ToolCallParser
 
+# A whole text is read in pieces too, since parsers copy what is left of a piece at every line and tag.
+_PIECE_CHARACTERS = 1 << 12
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -71,7 +74,8 @@ class ReplyReader:
 
     def read(self, text: str) -> Reply:
         """A whole answer at once; equals what the pieces give."""
-        self.add(text)
+        for start in range(0, len(text), _PIECE_CHARACTERS):
+            self.add(text[start : start + _PIECE_CHARACTERS])
         self.finish()
         return self.reply()
 

@@ -11,6 +11,9 @@ _LITERAL_START = frozenset("-0123456789tfn")
 _LITERAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 _LITERAL_CHARACTERS = frozenset("+-.0123456789eEtrufalsn")
 
+_BEFORE_END = frozenset(("comma or end", "key or end", "value or end"))
+_OPENED_BY = {"}": "{", "]": "["}
+
 
 class JsonObjectScanner:
     """Accepts the characters of one JSON object (RFC 8259), with no limit on its depth.
@@ -62,9 +65,7 @@ class JsonObjectScanner:
         expects = self.expects
         if expects == "comma or end" and character == ",":
             self.expects = "key" if self._stack[-1] == "{" else "value"
-        elif expects in ("comma or end", "key or end") and character == "}" and self._stack[-1] == "{":
-            self._close()
-        elif expects in ("comma or end", "value or end") and character == "]" and self._stack[-1] == "[":
+        elif character in "}]" and expects in _BEFORE_END and self._stack[-1] == _OPENED_BY[character]:
             self._close()
         elif expects in ("key", "key or end") and character == '"':
             self.in_string = self._is_key = True

@@ -30,7 +30,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a function. `arguments` is the text of a JSON object, unless the model was cut off or wrote bad JSON."""
+    """A call of a function; `arguments` is a JSON object's text, unless the model was cut off or wrote bad JSON."""
 
     id: str
     name: str
