@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxinfer.serve.tools.call_reader import CallReader
-from jaxinfer.serve.tools.parser import ToolCallParser, num_held, split_broken
+from jaxinfer.serve.tools.parser import ANY_TEXT, CallLayout, ToolCallParser, num_held, split_broken
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -11,6 +11,15 @@ CLOSE = "</tool_call>"
 
 class HermesParser(ToolCallParser):
     """Each call stands between tags; a missing closing brace or tag is forgiven."""
+
+    layout = CallLayout(
+        opening=f'{OPEN}\n{{"name": ',
+        arguments=', "arguments": ',
+        closing=f"}}\n{CLOSE}",
+        separator="\n",
+        text_before_call=ANY_TEXT,
+        no_call=f"{ANY_TEXT}{OPEN}{ANY_TEXT}",
+    )
 
     def _start(self) -> bool:
         position = self._buffer.find(OPEN)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from jaxinfer.serve.tools.call_reader import ARGUMENT_KEYS, CallReader
-from jaxinfer.serve.tools.parser import ToolCallParser, num_held, split_broken
+from jaxinfer.serve.tools.parser import ANY_TEXT, CallLayout, ToolCallParser, num_held, split_broken
 
 PYTHON_TAG = "<|python_tag|>"
-_KEYS = frozenset(("type", "name", "id", *ARGUMENT_KEYS))
+_KEYS = ("type", "name", "id", *ARGUMENT_KEYS)
+_TAG = PYTHON_TAG.replace("|", r"\|")
 
 
 class LlamaParser(ToolCallParser):
     """A call is a bare object, introduced by `<|python_tag|>` or not; an object of any other kind is content."""
+
+    layout = CallLayout(
+        opening='{"name": ',
+        arguments=', "parameters": ',
+        closing="}",
+        separator="; ",
+        text_before_call=rf"({ANY_TEXT}\n)?({_TAG})?",
+        no_call=rf'(({ANY_TEXT}\n)?|{ANY_TEXT}{_TAG})\s*\{{\s*"({"|".join(_KEYS)})"{ANY_TEXT}',
+    )
 
     def _start(self) -> bool:
         """At the beginning of a line."""

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxinfer.serve.tools.call_reader import CallReader
+
+# A regular expression; with `.` alone it would stop at a line's end.
+ANY_TEXT = r"(.|\n)*"
+
+
+@dataclass(frozen=True)
+class CallLayout:
+    """How a format spells its calls: `opening`, the name as JSON, `arguments`, the arguments, `closing`.
+
+    `separator` stands between two calls, `text_before_call` may stand before the first; `no_call` is what a text
+    without calls never is. Those two are regular expressions as they stand between slashes.
+    """
+
+    opening: str
+    arguments: str
+    closing: str
+    separator: str
+    text_before_call: str
+    no_call: str
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call, as the format's models write it."""
+        given = json.dumps(arguments, ensure_ascii=False)
+        return f"{self.opening}{json.dumps(name)}{self.arguments}{given}{self.closing}"
 
 
 @dataclass(frozen=True)
@@ -71,6 +96,8 @@ class ToolCallParser(ABC):
         names: the functions that may be called.
         make_id: makes the ids of the calls.
     """
+
+    layout: ClassVar[CallLayout]
 
     def __init__(self, names: Collection[str], make_id: Callable[[], str] = new_call_id) -> None:
         self.num_calls = 0
