@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import copy
-import dataclasses
 import threading
 import uuid
 import weakref
@@ -13,11 +11,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
+from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.process import check_process
 from jaxinfer.llm import LLM
+from jaxinfer.mailbox import Mailbox, OutputKind, check_output_kind, copied
 from jaxinfer.prompts import Prompt, Request, prompt_salt
 from jaxinfer.request import RequestOptions, RequestOutput, SamplingParams
 from jaxinfer.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ class AsyncLLM:
 
     def __init__(self, model: Any = None, **settings: Any):
         self._llm = LLM(model, **settings)
+        self._config, self._memory_plan = self._llm.engine.config, self._llm.memory_plan
         self._driver = _Driver(self._llm)
         # One thread, so that requests reach the engine in the order in which they were made.
         self._encoder = ThreadPoolExecutor(1, "jaxinfer-encode")
@@ -47,12 +48,48 @@ class AsyncLLM:
     def tokenizer(self) -> Tokenizer:
         return self._llm.tokenizer
 
+    @property
+    def max_model_len(self) -> int:
+        """Positions of prompt and output together."""
+        return self._config.scheduler.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once."""
+        return self._config.scheduler.max_num_seqs
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the model knows."""
+        return self._config.model.vocab_size
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """As `LLM.memory_plan`."""
+        return self._memory_plan
+
+    @property
+    def default_sampling_fields(self) -> dict[str, Any]:
+        """What the model's `generation_config.json` recommends, by the names of `SamplingParams`."""
+        return dict(self._llm.default_sampling_fields)
+
+    @property
+    def source(self) -> str:
+        """Where the model comes from, in words."""
+        return self._llm.source
+
+    @property
+    def failure(self) -> str | None:
+        """Why no request can run any more; None where they can."""
+        return self._driver.failure
+
     def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        output_kind: OutputKind = "cumulative",
         priority: int = 0,
         tenant: str = "",
         timeout_s: float | int | None = None,
@@ -60,7 +97,9 @@ class AsyncLLM:
         """The request as it stands, all of it each time, until it has finished.
 
         Each output is a copy of its own. Who reads slowly skips some, never the last. After `abort` the last one's
-        unfinished choices have the finish_reason "abort"; there is none where the request had not begun.
+        unfinished choices have the finish_reason "abort"; there is none where the request had not begun. With
+        `output_kind` "delta", an output's choices hold the text, tokens and log-probabilities since the last output,
+        and none is skipped; with "final" there is one output, at the end.
 
         Args:
             prompt: a text, `{"prompt": …}` or `{"prompt_token_ids": […]}`, with a `cache_salt` beside it or not.
@@ -71,8 +110,32 @@ class AsyncLLM:
             ValueError: a bad prompt or parameter, or a request_id in use.
             EngineError: a step failed. `EngineDeadError`, a kind of it, where later requests will fail too.
         """
+        check_output_kind(output_kind)
         options = RequestOptions(priority, tenant, prompt_salt(prompt), timeout_s)
-        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id, options)
+        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id, options, output_kind)
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        output_kind: OutputKind = "cumulative",
+        priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | int | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """`generate`, given back once the engine has accepted the request: what is wrong with it is raised here."""
+        check_output_kind(output_kind)
+        options = RequestOptions(priority, tenant, prompt_salt(prompt), timeout_s)
+        encode = partial(self._llm._encode, prompt)
+        outputs = self._read(encode, sampling_params, request_id, options, output_kind, announce=True)
+        await anext(outputs)
+        return outputs
+
+    async def encode(self, encode: Callable[[], list[int]]) -> list[int]:
+        """Run a function of the tokenizer where prompts are encoded, without holding up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
 
     def chat(
         self,
@@ -89,7 +152,7 @@ class AsyncLLM:
         """The answer to one conversation, a list of `{"role", "content"}`; outputs and errors are `generate`'s."""
         options = RequestOptions(priority, tenant, cache_salt, timeout_s)
         encode = partial(self._encode_chat, messages, template_variables)
-        return self._read(encode, sampling_params, request_id, options)
+        return self._read(encode, sampling_params, request_id, options, "cumulative")
 
     def stream(
         self,
@@ -105,7 +168,7 @@ class AsyncLLM:
         if sampling_params is not None and sampling_params.num_choices != 1:
             raise ValueError(f"n={sampling_params.n}, best_of={sampling_params.best_of}: a stream has one choice")
         options = RequestOptions(priority, tenant, prompt_salt(prompt), timeout_s)
-        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id, options, as_text=True)
+        return self._read(partial(self._llm._encode, prompt), sampling_params, request_id, options, "text")
 
     async def abort(self, request_id: str) -> None:
         """End a request; returns when what it held is free. One that is not running is no error."""
@@ -148,12 +211,14 @@ class AsyncLLM:
         sampling_params: SamplingParams | None,
         request_id: str | None,
         options: RequestOptions,
-        as_text: bool = False,
+        kind: OutputKind | Literal["text"],
+        announce: bool = False,
     ) -> AsyncGenerator[Any, None]:
+        """What the engine leaves in the request's mailbox, after a None at its acceptance if `announce`."""
         driver, loop = self._driver, asyncio.get_running_loop()
         driver.check()
         (params,) = self._llm._params_of(sampling_params, 1)
-        mailbox = _Mailbox(loop, f"request-{uuid.uuid4().hex}" if request_id is None else request_id, as_text)
+        mailbox = Mailbox(loop, f"request-{uuid.uuid4().hex}" if request_id is None else request_id, kind)
         driver.post(partial(driver.expect, mailbox))
         try:
             try:
@@ -162,69 +227,13 @@ class AsyncLLM:
                 driver.check()  # the encoder refuses work once it is shut down
                 raise
             driver.post(partial(driver.add, mailbox, (text, ids, params, options)))
+            if announce:
+                await mailbox.taken()
+                yield None
             while (item := await mailbox.get()) is not None:
                 yield item
         finally:
             driver.drop(mailbox)
-
-
-class _Mailbox:
-    """What the engine thread leaves for one reader, who collects it in an event loop: at most one item at a time."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, request_id: str, as_text: bool):
-        self.loop = loop
-        self.request_id = request_id
-        self.ended = False
-        self.last: RequestOutput | None = None  # the engine's own, which changes from step to step
-        self._as_text = as_text
-        self._item: RequestOutput | None = None
-        self._texts: list[str] = []
-        self._error: BaseException | None = None
-        self._waiting = False
-        self._wake = asyncio.Event()
-        self._lock = threading.Lock()
-
-    def put(self, output: RequestOutput, deltas: list[str]) -> bool:
-        """From the engine thread: news of the request. True where the reader is to be woken."""
-        self.last = output
-        with self._lock:
-            if self._as_text:
-                self._texts += filter(None, deltas)
-            elif self._waiting or output.finished:  # nothing is copied for one who is not reading
-                self._item = _copy(output)
-            self.ended = output.finished
-            return self._leave_waiting()
-
-    def end(self, error: BaseException | None = None) -> bool:
-        """From the engine thread: nothing more will come. True where the reader is to be woken."""
-        with self._lock:
-            self.ended, self._error = True, error
-            return self._leave_waiting()
-
-    def _leave_waiting(self) -> bool:
-        ready = self._waiting and (self.ended or bool(self._texts) or self._item is not None)
-        self._waiting = self._waiting and not ready
-        return ready
-
-    def wake(self) -> None:
-        """In the reader's event loop."""
-        self._wake.set()
-
-    async def get(self) -> RequestOutput | str | None:
-        """The newest output, or the text since the last call; None at the end. Raises what ended the request."""
-        while True:
-            with self._lock:
-                item, self._item = self._item, None
-                text, self._texts = "".join(self._texts), []
-                if item is not None or text:
-                    return item or text
-                if self._error is not None:
-                    raise self._error
-                if self.ended:
-                    return None
-                self._waiting = True
-                self._wake.clear()
-            await self._wake.wait()
 
 
 class _Driver:
@@ -233,9 +242,9 @@ class _Driver:
     def __init__(self, llm: LLM):
         self._llm = llm
         self._commands: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._mailboxes: dict[str, _Mailbox] = {}
-        self._expected: list[_Mailbox] = []
-        self._failure: str | None = None
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._expected: list[Mailbox] = []
+        self.failure: str | None = None
         self._stopped = False
         self._lock = threading.RLock()  # a finalizer may call stop() in the middle of post()
         self._thread = threading.Thread(target=self._loop, name="jaxinfer-engine", daemon=True)
@@ -273,7 +282,7 @@ class _Driver:
         self.post(run)
         return future
 
-    def drop(self, mailbox: _Mailbox) -> None:
+    def drop(self, mailbox: Mailbox) -> None:
         """A reader has left."""
         with self._lock:
             if not self._stopped and not mailbox.ended:
@@ -320,23 +329,24 @@ class _Driver:
             del command  # or it would hold its request while this thread sleeps
         return True
 
-    def expect(self, mailbox: _Mailbox) -> None:
+    def expect(self, mailbox: Mailbox) -> None:
         """A request whose prompt is being encoded, so that `abort` knows it."""
         self._expected.append(mailbox)
 
-    def add(self, mailbox: _Mailbox, request: Request) -> None:
+    def add(self, mailbox: Mailbox, request: Request) -> None:
         self._expected.remove(mailbox)
         if mailbox.ended:
             return
         try:
-            if self._failure is not None:
-                raise EngineDeadError(self._failure)
+            if self.failure is not None:
+                raise EngineDeadError(self.failure)
             text, ids, params, options = request
             self._llm.engine.add(mailbox.request_id, ids, params, text, options=options)
         except Exception as error:
             self._notify([mailbox] if mailbox.end(error) else [])
         else:
             self._mailboxes[mailbox.request_id] = mailbox
+            self._notify([mailbox] if mailbox.take() else [])
 
     def abort(self, request_id: str) -> None:
         for expected in self._expected:
@@ -349,14 +359,14 @@ class _Driver:
         if mailbox.last is None:
             woken = mailbox.end()
         else:
-            last = _copy(mailbox.last)
+            last = copied(mailbox.last)
             last.finished = True
             for choice in last.outputs:
                 choice.finish_reason = choice.finish_reason or "abort"
-            woken = mailbox.put(last, [])
+            woken = mailbox.put(last, [""] * len(last.outputs))
         self._notify([mailbox] if woken else [])
 
-    def _forget(self, mailbox: _Mailbox) -> None:
+    def _forget(self, mailbox: Mailbox) -> None:
         if mailbox in self._expected:  # its prompt could not be encoded, or nobody waited for it
             self._expected.remove(mailbox)
         if self._mailboxes.get(mailbox.request_id) is mailbox:  # the id may be another's by now
@@ -368,7 +378,7 @@ class _Driver:
             moved = self._llm.engine.step()
         except BaseException as error:
             if isinstance(error, EngineDeadError):
-                self._failure = str(error)
+                self.failure = str(error)
             self._end_all(partial(_engine_error, error))
             return
         woken = []
@@ -390,9 +400,9 @@ class _Driver:
             # Each reader gets an exception of its own: raising one in two tasks would mix up their tracebacks.
             self._notify([mailbox for mailbox in mailboxes if mailbox.end(make_error())])
 
-    def _notify(self, mailboxes: list[_Mailbox]) -> None:
+    def _notify(self, mailboxes: list[Mailbox]) -> None:
         """Wake readers, with one call into each of their event loops."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Mailbox]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[Mailbox]] = {}
         for mailbox in mailboxes:
             by_loop.setdefault(mailbox.loop, []).append(mailbox)
         for loop, group in by_loop.items():
@@ -403,7 +413,7 @@ class _Driver:
                     self._forget(mailbox)
 
 
-def _wake_all(mailboxes: list[_Mailbox]) -> None:
+def _wake_all(mailboxes: list[Mailbox]) -> None:
     for mailbox in mailboxes:
         mailbox.wake()
 
@@ -413,15 +423,3 @@ def _engine_error(error: BaseException) -> EngineError:
     failure = kind(f"the engine failed: {error!r}")
     failure.__cause__ = error
     return failure
-
-
-def _copy(value: Any) -> Any:
-    """A dataclass of which later steps change nothing: its lists, dicts and dataclasses copied, their items shared."""
-    copied = copy.copy(value)
-    for each in dataclasses.fields(value):
-        held = getattr(value, each.name)
-        if isinstance(held, list) and held and dataclasses.is_dataclass(held[0]):
-            setattr(copied, each.name, [_copy(item) for item in held])
-        elif isinstance(held, list | dict):
-            setattr(copied, each.name, held.copy())
-    return copied

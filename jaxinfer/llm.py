@@ -123,7 +123,7 @@ class LLM:
             if verbose:
                 print(f"jaxinfer: {opened.source}", file=sys.stderr)
             self.tokenizer = opened.tokenizer
-            self._source = opened.source
+            self.source = opened.source
             self.default_sampling_fields = default_sampling_fields(opened.model.generation_config)
             limit = opened.model.config.max_position
             length = limit if asked is None else asked
@@ -156,7 +156,7 @@ class LLM:
             raise
 
     def __repr__(self) -> str:
-        name = self._source.removeprefix("model: ")
+        name = self.source.removeprefix("model: ")
         if self._engine is None:
             return f"LLM({name}, closed)"
         config = self._engine.config

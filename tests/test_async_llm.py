@@ -13,7 +13,7 @@ import weakref
 import pytest
 
 from jaxinfer import LLM, AsyncLLM, EngineDeadError, EngineError, SamplingParams
-from jaxinfer.async_llm import _Mailbox
+from jaxinfer.mailbox import Mailbox, check_output_kind
 
 SETTINGS = {
     "max_model_len": 128,
@@ -124,6 +124,69 @@ def test_outputs_grow_and_do_not_change_afterwards(llm):
     assert len({len(token_ids) for _, token_ids, _ in seen}) == len(seen)
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_deltas_add_up_however_slowly_they_are_read(llm, pause_s):
+    params = SamplingParams(max_tokens=20, n=3, seed=3, logprobs=2, stop=["a", "e"])
+
+    async def main():
+        parts = []
+        async for part in llm.generate("hello", params, output_kind="delta"):
+            parts.append(part)
+            await asyncio.sleep(pause_s)
+        finals = [output async for output in llm.generate("hello", params, output_kind="final")]
+        return parts, finals
+
+    parts, (whole,) = run(main())
+    assert whole.finished and [part.finished for part in parts] == [False] * (len(parts) - 1) + [True]
+    for index, choice in enumerate(whole.outputs):
+        pieces = [part.outputs[index] for part in parts]
+        assert "".join(piece.text for piece in pieces) == choice.text
+        assert sum((piece.token_ids for piece in pieces), []) == choice.token_ids
+        assert sum((piece.logprobs for piece in pieces), []) == choice.logprobs
+        last = pieces[-1]
+        assert (last.finish_reason, last.stop_reason) == (choice.finish_reason, choice.stop_reason)
+        assert last.cumulative_logprob == choice.cumulative_logprob
+
+
+def test_submit_returns_when_the_engine_has_accepted(llm):
+    async def main():
+        for prompt, params in [("", LONG), ("hello", SamplingParams(stop_token_ids=[10**6])), ("x" * 500, LONG)]:
+            with pytest.raises(ValueError, match="prompt|stop_token_ids"):
+                await llm.submit(prompt, params)
+        outputs = await llm.submit("hello", LONG, "mine", output_kind="delta")
+        assert llm._driver._mailboxes.keys() == {"mine"}
+        with pytest.raises(ValueError, match="already running"):
+            await llm.submit("hello", LONG, "mine")
+        first = await anext(outputs)
+        await outputs.aclose()
+        await asyncio.wrap_future(llm._driver.call(lambda: None))
+        return first
+
+    assert run(main()).outputs[0].token_ids
+
+
+def test_a_caller_cancelled_in_submit_leaves_nothing(llm):
+    async def main():
+        tasks = [asyncio.create_task(llm.submit("hello", LONG, output_kind="delta")) for _ in range(20)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        streams = await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in streams:
+            if not isinstance(stream, BaseException):
+                await stream.aclose()
+        await asyncio.wrap_future(llm._driver.call(lambda: None))
+        assert llm._driver._expected == []
+
+    run(main())
+
+
+def test_unknown_output_kinds_are_refused():
+    with pytest.raises(ValueError, match="output_kind='all' must be one of cumulative, delta, final"):
+        check_output_kind("all")
+
+
 def test_stream_and_chat(llm):
     async def main():
         pieces = [piece async for piece in llm.stream("hello", LONG)]
@@ -207,7 +270,7 @@ def test_bad_requests_reach_only_their_caller(llm):
     async def main():
         good = llm.generate("hello", LONG, request_id="good")
         await anext(good)
-        stranger = _Mailbox(asyncio.get_running_loop(), "good", False)  # one that had this id before
+        stranger = Mailbox(asyncio.get_running_loop(), "good", "cumulative")  # one that had this id before
         await asyncio.wrap_future(llm._driver.call(lambda: llm._driver._forget(stranger)))
         await asyncio.gather(
             refused(llm.generate("hello", LONG, request_id="good"), "'good' is already running"),

@@ -79,7 +79,7 @@ def _start(model: str | None, dtype: str, folder: str, wait: bool, started_s: fl
         found["all_compiled_s"] = round(time.time() - started_s, 3)
     names = ("num_compiles", "num_programs_loaded", "compile_time_s")
     found |= {name: round(stats[name], 3) for name in names}
-    found |= {"dtype": llm.engine.config.dtype, "source": llm._source}
+    found |= {"dtype": llm.engine.config.dtype, "source": llm.source}
     llm.close()
     return found
 

@@ -88,6 +88,7 @@ class Engine:
         self._state_of: dict[SequenceState, OutputState] = {}
         self._num_arrived = 0
         self._num_computed_tokens = 0
+        self._num_failed_steps = 0
         self._failure: str | None = None  # no exception: its traceback would keep arrays alive
 
     def __repr__(self) -> str:
@@ -230,6 +231,7 @@ class Engine:
                 raise
 
     def _reset(self) -> None:
+        self._num_failed_steps += 1
         try:
             for request_id in list(self._live):
                 self.abort(request_id)
@@ -396,6 +398,7 @@ class Engine:
 
     def _recover(self, error: Exception, alone: SequenceState | None) -> list[LiveRequest]:
         """Go on after a step that failed. The cause, where it is one request, shows when each runs alone."""
+        self._num_failed_steps += 1
         num_rows, suspects = len(self.scheduler.running), self._suspects or self.scheduler.running.copy()
         self._take_back()
         ended = []
@@ -454,6 +457,7 @@ class Engine:
             "num_cached_tokens": pages.num_cached_tokens,
             "prefix_cache_hit_rate": pages.num_cached_tokens / max(1, pages.num_looked_up_tokens),
             "num_preemptions": self.scheduler.num_preemptions,
+            "num_failed_steps": self._num_failed_steps,
         }
 
 

@@ -94,6 +94,7 @@ class BackgroundCompiler:
 
     def __init__(self, jobs: Sequence[Callable[[], object]]):
         self._jobs = list(jobs)
+        self._num_jobs = len(self._jobs)
         self._stopped = threading.Event()
         # Waited for in place of the thread: an interrupt in `Thread.join` marks a thread as ended that goes on.
         self._ended = threading.Event()
@@ -133,6 +134,7 @@ class BackgroundCompiler:
             while self._jobs and not self._stopped.is_set():
                 self._jobs[0]()
                 del self._jobs[0]
+                logger.info("programs: %d of %d ready", self._num_jobs - len(self._jobs), self._num_jobs)
         except Exception as error:
             self._error = error
             message = "a program could not be compiled in the background; steps go on in the shapes that there are"

@@ -1,0 +1,13 @@
+"""Which body each endpoint takes."""
+
+from __future__ import annotations
+
+from jaxinfer.serve.fields import Body
+from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+BODIES: dict[str, type[Body]] = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}

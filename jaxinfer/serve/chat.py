@@ -1,0 +1,114 @@
+"""`/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from jaxinfer.request import CompletionOutput, RequestOutput
+from jaxinfer.serve import logprobs, params, prompts
+from jaxinfer.serve.schemas import ChatRequest
+from jaxinfer.serve.server import Call, Generation, Prompt, Server
+from jaxinfer.serve.sse import DONE, EventStream, answer, event, unless_gone
+from jaxinfer.serve.usage import Usage
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
+    """Answer a conversation."""
+    server: Server = request.app.state.server
+    server.check_model(body.model)
+    sampling = params.of_chat(server, body)
+    prompt = Prompt(await prompts.of_chat(server, body), sampling)
+    call = Call.of(request, body, "chatcmpl")
+    generation = await server.open(call, [prompt], "delta" if body.stream else "final")
+    writer = _Writer(server, call, body)
+    if body.stream:
+        return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)
+    try:
+        (output,) = await unless_gone(request, generation.finals())
+    finally:
+        await generation.close()
+    return answer(writer.whole(output))
+
+
+class _Writer:
+    """Answers of one request."""
+
+    def __init__(self, server: Server, call: Call, body: ChatRequest):
+        self._server = server
+        self._call = call
+        self._body = body
+        self._usage = Usage(1)
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        self._usage.add(0, output)
+        choices = [
+            {**self._choice(each), "message": {"role": "assistant", "content": each.text, "refusal": None}}
+            for each in output.outputs
+        ]
+        return {
+            **self._head("chat.completion"),
+            "choices": choices,
+            "usage": self._usage.of_all(),
+            **self._of_prompt(output),
+        }
+
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        options = self._body.stream_options
+        always = bool(options and options.continuous_usage_stats)
+        started: set[int] = set()
+        async for _, output in generation.outputs():
+            self._usage.add(0, output)
+            told = {"usage": self._usage.of_all()} if always else {}
+            head = {**self._head("chat.completion.chunk"), **told}
+            for each in output.outputs:
+                if each.index not in started:
+                    opening = {"index": each.index, "delta": {"role": "assistant", "content": ""}}
+                    own = {} if started else self._of_prompt(output)
+                    started.add(each.index)
+                    yield event({**head, "choices": [{**opening, "finish_reason": None}], **own})
+                if each.text or each.token_ids or each.finish_reason:
+                    delta = {"content": each.text} if each.text else {}
+                    yield event({**head, "choices": [{**self._choice(each), "delta": delta}]})
+        if options and options.include_usage:
+            yield event({**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage.of_all()})
+        yield DONE
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._call.id,
+            "object": kind,
+            "created": self._call.created_s,
+            "model": self._server.model_name,
+        }
+
+    def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        if self._body.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            told["prompt_logprobs"] = logprobs.of_prompt(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            told["prompt_token_ids"] = output.prompt_token_ids
+        return told
+
+    def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
+        """What is told of a choice beside its text."""
+        told: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": None}
+        if self._body.logprobs:
+            told["logprobs"] = logprobs.of_chat(
+                choice.token_ids,
+                choice.logprobs or [],
+                self._body.top_logprobs or 0,
+                as_ids=bool(self._body.return_tokens_as_token_ids),
+                tokenizer=self._server.tokenizer,
+            )
+        if choice.finish_reason is not None:
+            told["stop_reason"] = choice.stop_reason
+        if self._body.return_token_ids:
+            told["token_ids"] = choice.token_ids
+        return told

@@ -1,0 +1,46 @@
+"""What the server is told beside the engine's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Settings of the HTTP side; times in seconds, sizes in bytes.
+
+    max_queue_len: sequences that may wait beside the `max_num_seqs` that run; more are answered 429.
+    max_requests_per_tenant: requests of one tenant at once; None for no limit of its own.
+    request_timeout_s: after which a request ends with what it has; None for none.
+    stream_timeout_s: how long a client may leave a stream unread.
+    drain_timeout_s: how long what runs may go on after SIGTERM.
+    api_keys: name of each key's owner by key; who they are decides fairness. Empty where no key is needed.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_queue_len: int = 256
+    max_requests_per_tenant: int | None = None
+    max_body_bytes: int = 8 << 20
+    request_timeout_s: float | None = None
+    stream_timeout_s: float = 60.0
+    drain_timeout_s: float = 30.0
+    api_keys: dict[str, str] | None = None
+    allowed_origins: tuple[str, ...] = ()
+    chat_template: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port={self.port} must be from 0, which takes a free one, up to 65535")
+        for name in ("max_queue_len", "max_body_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.max_requests_per_tenant is not None and self.max_requests_per_tenant < 1:
+            raise ValueError(f"max_requests_per_tenant={self.max_requests_per_tenant} must be at least 1")
+        for name in ("request_timeout_s", "stream_timeout_s", "drain_timeout_s"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"{name}={value} must be a number of seconds above 0")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("ssl_keyfile and ssl_certfile go together: give both or neither")

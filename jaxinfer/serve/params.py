@@ -1,0 +1,57 @@
+"""Sampling parameters from a body: what it sets, over what the model recommends."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from jaxinfer.request import MAX_LOGPROBS, SamplingParams
+from jaxinfer.serve.errors import ApiError
+from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, GenerationBody
+from jaxinfer.serve.server import Server
+
+_NAMES = frozenset(field.name for field in fields(SamplingParams)) - {"logprobs"}
+
+
+def _given(server: Server, body: GenerationBody) -> dict[str, Any]:
+    set_here = {name: getattr(body, name) for name in type(body).model_fields if name in _NAMES}
+    return {**server.llm.default_sampling_fields, **{k: v for k, v in set_here.items() if v is not None}}
+
+
+def of_completion(server: Server, body: CompletionRequest) -> SamplingParams:
+    """Parameters of a completion: 16 tokens unless it says more, as in the OpenAI API.
+
+    Raises:
+        ValueError: a field out of its range.
+        ApiError: fields that do not go together.
+    """
+    check_stream_options(body)
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is not None:
+        raise ApiError(400, "prompt_logprobs: echo with logprobs gives them already; drop one", param="prompt_logprobs")
+    values = {"max_tokens": 16, **_given(server, body), "logprobs": body.logprobs}
+    if body.echo and body.logprobs is not None:
+        values["prompt_logprobs"] = body.logprobs
+    return SamplingParams(**values)
+
+
+def of_chat(server: Server, body: ChatRequest) -> SamplingParams:
+    """Parameters of a chat completion: as many tokens as the context holds unless it says fewer; raises the same."""
+    check_stream_options(body)
+    most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+        raise ApiError(
+            400, f"top_logprobs={body.top_logprobs} must be from 0 up to {MAX_LOGPROBS}", param="top_logprobs"
+        )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    if most is not None and most < 1:
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        raise ApiError(400, f"{name}={most} must be at least 1", param=name)
+    return SamplingParams(**{**_given(server, body), "max_tokens": most, "logprobs": logprobs})
+
+
+def check_stream_options(body: GenerationBody) -> None:
+    """Raise `ApiError` for stream options without a stream."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")

@@ -1,0 +1,207 @@
+"""What the endpoints share: the engine, the settings, who may enter, and one request's way to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from jaxinfer.async_llm import AsyncLLM
+from jaxinfer.mailbox import OutputKind
+from jaxinfer.request import RequestOutput, SamplingParams
+from jaxinfer.serve.admission import Admission
+from jaxinfer.serve.config import ServerConfig
+from jaxinfer.serve.errors import ApiError
+from jaxinfer.serve.schemas import GenerationBody
+from jaxinfer.tokenizer import Tokenizer
+
+
+class Server:
+    """One model behind HTTP. `model_names` are those that requests may call it by, the first the one it tells."""
+
+    def __init__(self, llm: AsyncLLM, config: ServerConfig, model_names: Sequence[str]):
+        self.llm = llm
+        self.config = config
+        self.model_names = tuple(model_names)
+        self.created_s = int(time.time())
+        self.max_model_len = llm.max_model_len
+        self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
+        self._running: set[str] = set()
+
+    @property
+    def model_name(self) -> str:
+        return self.model_names[0]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.llm.tokenizer
+
+    def check_model(self, name: str | None) -> None:
+        """Raise the 404 for a model that is not here. None is the one that is."""
+        if name is not None and name not in self.model_names:
+            here = ", ".join(self.model_names)
+            raise ApiError(
+                404, f"model {name!r:.100} is not served here; there is {here}", param="model", code="model_not_found"
+            )
+
+    async def abort_all(self) -> None:
+        """End what runs: its clients get what there is, with finish_reason "abort"."""
+        await asyncio.gather(*(self.llm.abort(request_id) for request_id in self._running))
+
+    async def open(self, call: Call, prompts: Sequence[Prompt], output_kind: OutputKind) -> Generation:
+        """Bring prompts to the engine as one request. Close what comes back.
+
+        Raises:
+            ApiError: there is no room.
+            ValueError: the engine refuses one of them; none runs then.
+        """
+        generation = Generation(call)
+        try:
+            await generation.start(self, prompts, output_kind)
+        except BaseException:
+            await generation.close()
+            raise
+        return generation
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids and how to go on from them; `text` is what they were encoded from, where it was a text."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request that generates: its id in answers, and how the engine is to serve it."""
+
+    id: str
+    created_s: int
+    tenant: str
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | int | None = None
+
+    @classmethod
+    def of(cls, request: Request, body: GenerationBody, prefix: str) -> Call:
+        """The call that a body makes. The tenant is the API key's owner, or whom the body names where keys do not."""
+        limit_s = request.app.state.server.config.request_timeout_s
+        given_s = body.timeout_s if body.timeout_s is not None else limit_s
+        return cls(
+            f"{prefix}-{uuid.uuid4().hex}",
+            int(time.time()),
+            tenant_of(request, body.user or body.safety_identifier),
+            body.priority or 0,
+            body.cache_salt or "",
+            given_s if limit_s is None or given_s is None else min(given_s, limit_s),
+        )
+
+
+def tenant_of(request: Request, named: str | None) -> str:
+    """Whom a request counts for: the owner of its API key, else whom it names, else nobody in particular."""
+    return getattr(request.state, "key_owner", None) or named or ""
+
+
+class Generation:
+    """The engine's part of one HTTP request: one or more prompts, whose outputs come as (index of the prompt, output).
+
+    Closing it, finished or not, frees what it holds in the engine before the next step.
+    """
+
+    def __init__(self, call: Call):
+        self.call = call
+        self._held = AsyncExitStack()
+        self._streams: list[AsyncGenerator[RequestOutput, None]] = []
+
+    async def start(self, server: Server, prompts: Sequence[Prompt], output_kind: OutputKind) -> None:
+        """See `Server.open`."""
+        call = self.call
+        num_sequences = sum(prompt.params.num_choices for prompt in prompts)
+        self._held.enter_context(server.admission.enter(call.tenant, num_sequences))
+        ids = [f"{call.id}-{index}" for index in range(len(prompts))]
+        server._running.update(ids)
+        self._held.callback(server._running.difference_update, ids)
+        submitted = await asyncio.gather(
+            *(
+                server.llm.submit(
+                    {"prompt_token_ids": prompt.token_ids, "cache_salt": call.cache_salt},
+                    prompt.params,
+                    request_id,
+                    output_kind=output_kind,
+                    priority=call.priority,
+                    tenant=call.tenant,
+                    timeout_s=call.timeout_s,
+                )
+                for request_id, prompt in zip(ids, prompts, strict=True)
+            ),
+            return_exceptions=True,
+        )
+        self._streams = [each for each in submitted if not isinstance(each, BaseException)]
+        for stream in self._streams:
+            self._held.push_async_callback(stream.aclose)
+        for each in submitted:
+            if isinstance(each, BaseException):
+                raise each
+
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """What the prompts' streams give, as it comes. Raises `ApiError` where one fails."""
+        if len(self._streams) == 1:
+            async for output in self._streams[0]:
+                yield 0, checked(output)
+            return
+        queue: asyncio.Queue[Any] = asyncio.Queue(1)  # what waits meanwhile stays in the engine's mailboxes
+
+        async def pump(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+            try:
+                async for output in stream:
+                    await queue.put((index, output))
+            except Exception as error:
+                await queue.put((index, error))
+            else:
+                await queue.put((index, None))
+
+        pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(self._streams)]
+        left = len(pumps)
+        try:
+            while left:
+                index, item = await queue.get()
+                if item is None:
+                    left -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    yield index, checked(item)
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def finals(self) -> list[RequestOutput]:
+        """The whole outputs, in the order of the prompts; for kind "final"."""
+        found = {index: output async for index, output in self.outputs()}
+        if len(found) < len(self._streams):
+            raise ApiError(503, "the request was aborted before it began", code="aborted")
+        return [found[index] for index in range(len(self._streams))]
+
+    async def close(self) -> None:
+        """Give back what the request holds."""
+        await self._held.aclose()
+
+
+def checked(output: RequestOutput) -> RequestOutput:
+    """Raise `ApiError` for a choice that failed; what it asked for is at fault where no token was allowed."""
+    for choice in output.outputs:
+        if choice.finish_reason == "error":
+            reason = str(choice.stop_reason)
+            if reason.startswith("no token is allowed"):
+                raise ApiError(400, f"the request cannot go on: {reason}", code="no_token_allowed")
+            raise ApiError(500, "the request failed in the engine; the server's log has the details", code="failed")
+    return output

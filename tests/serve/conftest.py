@@ -1,0 +1,112 @@
+"""A real server on loopback around a tiny model, for the tests of all endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = str(ROOT / "checkpoints" / "tiny-llama")
+ENGINE = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, "verbose": False}
+NAME = "tiny"
+
+
+class Running:
+    """A server that runs in a thread: its address, and a client for it."""
+
+    def __init__(self, server: Any, uvicorn_server: Any, url: str, loop: asyncio.AbstractEventLoop):
+        self.server = server
+        self.uvicorn_server = uvicorn_server
+        self.url = url
+        self.loop = loop
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.http.get(path, **options)
+
+    def openai(self, **options: Any) -> Any:
+        import openai
+
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+
+
+@contextmanager
+def running(llm: Any, **settings: Any) -> Iterator[Running]:
+    """Serve an `AsyncLLM` with settings of `ServerConfig` on a free port."""
+    from jaxinfer.serve.config import ServerConfig
+    from jaxinfer.serve.lifecycle import bind, make_uvicorn
+    from jaxinfer.serve.server import Server
+
+    config = ServerConfig(**{"port": 0, "stream_timeout_s": 10.0, "drain_timeout_s": 10.0, **settings})
+    with bind(config) as bound:
+        loop = asyncio.new_event_loop()
+        made: list[Any] = []
+        started = threading.Event()
+
+        async def main() -> None:
+            server = Server(llm, config, (NAME, "tiny-alias"))
+            uvicorn_server = make_uvicorn(server, bound)
+            made.extend([server, uvicorn_server])
+            serving = asyncio.ensure_future(uvicorn_server.serve(sockets=[bound]))
+            while not uvicorn_server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            started.set()
+            await serving
+
+        thread = threading.Thread(target=loop.run_until_complete, args=(main(),), daemon=True)
+        thread.start()
+        assert started.wait(30)
+        server, uvicorn_server = made
+        found = Running(server, uvicorn_server, f"http://127.0.0.1:{bound.getsockname()[1]}", loop)
+        try:
+            yield found
+        finally:
+            found.http.close()
+            uvicorn_server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive(), "the server did not end"
+            loop.close()
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Any]:
+    """The tiny model's engine; wholly compiled, so that tests measure no compiling."""
+    from jaxinfer import AsyncLLM
+
+    llm = AsyncLLM(TINY, **ENGINE)
+    asyncio.run(llm.wait_until_compiled())
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="session")
+def served(engine: Any) -> Iterator[Running]:
+    """A server with the default settings."""
+    with running(engine) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test that has the engine: no request runs, and no page is held."""
+    yield
+    if "engine" not in request.fixturenames:
+        return
+    llm = request.getfixturevalue("engine")
+    deadline = threading.Event()
+    for _ in range(300):
+        stats = llm.stats()
+        if not stats["num_running"] and not stats["queue_len"] and not stats["pages_used"]:
+            return
+        deadline.wait(0.02)
+    pytest.fail(f"requests or pages are left: {llm.stats()}")
