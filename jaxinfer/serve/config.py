@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxinfer.serve.dialect import check_parsers
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -14,6 +16,7 @@ class ServerConfig:
     request_timeout_s: after which a request ends with what it has; None for none.
     stream_timeout_s: how long a client may leave a stream unread.
     drain_timeout_s: how long what runs may go on after SIGTERM.
+    tool_call_parser, reasoning_parser: how answers are read; by the chat template when None, see `Dialect`.
     api_keys: name of each key's owner by key; who they are decides fairness. Empty where no key is needed.
     """
 
@@ -28,10 +31,13 @@ class ServerConfig:
     api_keys: dict[str, str] | None = None
     allowed_origins: tuple[str, ...] = ()
     chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
 
     def __post_init__(self) -> None:
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} must be from 0, which takes a free one, up to 65535")
         for name in ("max_queue_len", "max_body_bytes"):

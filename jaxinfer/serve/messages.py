@@ -39,8 +39,10 @@ def template_messages(messages: Any) -> list[dict[str, Any]]:
         FieldError: (a ValueError) a message of the wrong form, with the path of the field; images, audio, video and
             files are named as what a text model does not take.
     """
-    if not isinstance(messages, list) or not messages:
-        raise FieldError("messages", "must be a list with at least one message")
+    if not isinstance(messages, list):
+        raise FieldError("messages", "must be a list of messages")
+    if not messages:
+        raise FieldError("messages", "is empty; give at least one message")
     return [_read_message(f"messages[{number}]", message) for number, message in enumerate(messages)]
 
 

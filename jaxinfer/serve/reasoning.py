@@ -24,8 +24,12 @@ def begins_in_reasoning(parser: str, prompt: str) -> bool:
     """
     if parser not in REASONING_PARSERS:
         raise ValueError(f"reasoning_parser={parser!r:.60}: the parsers are {', '.join(REASONING_PARSERS)}")
-    prompt = prompt.rstrip()
-    return prompt.endswith(OPEN) or (REASONING_PARSERS[parser] and not prompt.endswith(CLOSE))
+    return prompt.rstrip().endswith(OPEN) or (REASONING_PARSERS[parser] and not ends_reasoning(prompt))
+
+
+def ends_reasoning(prompt: str) -> bool:
+    """Whether the prompt has closed the reasoning, so that the answer has none."""
+    return prompt.rstrip().endswith(CLOSE)
 
 
 class ReasoningSplitter:

@@ -67,10 +67,7 @@ class ReplyReader:
     def finish(self) -> Delta:
         """What was held back, once the text has ended."""
         delta = self._read_calls(self._reasoning.finish() if self._reasoning else Delta())
-        if self._tools:
-            last = self._tools.finish()
-            delta = Delta(delta.content + last.content, delta.reasoning, delta.tool_calls + last.tool_calls)
-        return self._keep(delta)
+        return self._keep(delta + self._tools.finish() if self._tools else delta)
 
     def read(self, text: str) -> Reply:
         """A whole answer at once; equals what the pieces give."""

@@ -17,6 +17,7 @@ from jaxinfer.mailbox import OutputKind
 from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.serve.admission import Admission
 from jaxinfer.serve.config import ServerConfig
+from jaxinfer.serve.dialect import Dialect
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.schemas import GenerationBody
 from jaxinfer.tokenizer import Tokenizer
@@ -32,6 +33,7 @@ class Server:
         self.created_s = int(time.time())
         self.max_model_len = llm.max_model_len
         self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
+        self.dialect = Dialect(llm.tokenizer, config.chat_template, config.tool_call_parser, config.reasoning_parser)
         self._running: set[str] = set()
 
     @property

@@ -90,6 +90,12 @@ def engine() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def serving() -> Any:
+    """`running`, for servers with settings of their own."""
+    return running
+
+
+@pytest.fixture(scope="session")
 def served(engine: Any) -> Iterator[Running]:
     """A server with the default settings."""
     with running(engine) as found:

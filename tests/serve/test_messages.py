@@ -104,8 +104,13 @@ def test_what_is_refused(message: Any, param: str, text: str) -> None:
 
 
 def test_no_messages() -> None:
-    for messages in ([], None, "hi", {}):
-        with pytest.raises(FieldError, match="messages: must be a list with at least one message"):
+    for messages, words in (
+        ([], "is empty"),
+        (None, "must be a list"),
+        ("hi", "must be a list"),
+        ({}, "must be a list"),
+    ):
+        with pytest.raises(FieldError, match=f"messages: {words}"):
             template_messages(messages)
 
 

@@ -74,6 +74,9 @@ class Delta:
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
 
+    def __add__(self, other: Delta) -> Delta:
+        return Delta(self.content + other.content, self.reasoning + other.reasoning, self.tool_calls + other.tool_calls)
+
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
 
