@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.serve.messages import template_messages
@@ -13,7 +14,7 @@ from jaxinfer.serve.reasoning import (
     ends_reasoning,
 )
 from jaxinfer.serve.reply import ReplyReader
-from jaxinfer.serve.tools.constraint import Reasoning, call_grammar
+from jaxinfer.serve.tools.constraint import Reasoning, answer_grammar
 from jaxinfer.serve.tools.definitions import ToolUse
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS, choose_tool_call_parser, make_tool_call_parser
 from jaxinfer.serve.tools.prompt import probe_template, prompt_with_tools
@@ -71,8 +72,10 @@ class Dialect:
             tools = make_tool_call_parser(self.tool_call_parser, use.names)
         return ReplyReader(reasoning, tools)
 
-    def grammar(self, use: ToolUse, prompt_ids: list[int]) -> str | None:
-        """What constrains an answer to a prompt, so that it makes the calls asked for; None where nothing does."""
+    def grammar(
+        self, use: ToolUse, prompt_ids: list[int], content_schema: Mapping[str, Any] | None = None
+    ) -> str | None:
+        """What constrains an answer to a prompt, as `answer_grammar` has it."""
         reasoning: Reasoning = "none"
         if self.reasoning_parser != "none":
             tail = self._tail(prompt_ids)
@@ -80,7 +83,7 @@ class Dialect:
                 reasoning = "opened"
             elif not ends_reasoning(tail):
                 reasoning = "possible"
-        return call_grammar(use, self.tool_call_parser, reasoning)
+        return answer_grammar(use, self.tool_call_parser, reasoning, content_schema)
 
     def _tail(self, prompt_ids: list[int]) -> str:
         return self._tokenizer.decode(prompt_ids[-_TAIL_TOKENS:])

@@ -28,13 +28,15 @@ THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
 class Scripted(AsyncLLM):
     """An engine that says what it is told to, five characters at a time, and keeps the prompts that it is given."""
 
-    max_model_len = 1 << 16
-
     def __init__(self, engine: Any) -> None:
         self.__dict__.update(engine.__dict__)  # but what it generates
         self.texts = [""]
         self.finish_reason = "stop"
         self.prompts: list[str] = []
+
+    @property
+    def max_model_len(self) -> int:
+        return 1 << 16
 
     async def submit(
         self, prompt: Any, params: Any, request_id: str, *, output_kind: str, **options: Any

@@ -7,7 +7,8 @@ read back like any other. Each function's schema is a JSON grammar of its own: `
 from __future__ import annotations
 
 import json
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from jaxinfer.serve.tools.definitions import Tool, ToolUse
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS
@@ -20,22 +21,26 @@ Reasoning = Literal["none", "possible", "opened"]
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def call_grammar(use: ToolUse, format: str, reasoning: Reasoning = "none") -> str | None:
-    """The grammar for an answer's tokens; None where the request leaves the model free.
+def answer_grammar(
+    use: ToolUse, format: str, reasoning: Reasoning = "none", content_schema: Mapping[str, Any] | None = None
+) -> str | None:
+    """The grammar for an answer's tokens; None where the tools leave the model free and nothing comes before content.
 
     "required" and "named" demand calls, with arguments valid for the functions' schemas. "auto" needs a grammar where a
-    function is `strict`, or where there may be one call at most.
+    function is `strict`, where there may be one call at most, or where content must be JSON unless calls are made.
 
     Args:
         format: a name of `TOOL_CALL_PARSERS`.
         reasoning: whether reasoning may, or must, since the prompt has opened it, come first.
+        content_schema: the JSON schema of content, where it has one.
     """
-    if use.mode == "none" or (use.mode == "auto" and use.parallel and not any(t.strict for t in use.callable_tools)):
+    if not _needs_grammar(use, reasoning, content_schema is not None):
         return None
     layout = TOOL_CALL_PARSERS[format].layout
-    lines = [_start(use, layout, reasoning)]
+    lines = [*_start(reasoning), *_answer(use, layout, reasoning, content_schema)]
     functions = use.callable_tools
-    lines.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
+    if functions:
+        lines.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
     for number, tool in enumerate(functions):
         before, after = json.dumps(json.dumps(tool.name) + layout.arguments), json.dumps(layout.closing)
         lines.append(f"call_{number}: {before} arguments_{number} {after}")
@@ -43,30 +48,46 @@ def call_grammar(use: ToolUse, format: str, reasoning: Reasoning = "none") -> st
     return "\n".join(lines) + "\n"
 
 
+def _needs_grammar(use: ToolUse, reasoning: Reasoning, has_schema: bool) -> bool:
+    if use.mode == "none":
+        return has_schema and reasoning != "none"
+    return use.mode != "auto" or has_schema or not use.parallel or any(tool.strict for tool in use.callable_tools)
+
+
 def _schema(tool: Tool, enforced: bool) -> str:
     parameters = dict(tool.parameters) if enforced else {}
     return json.dumps({**parameters, "type": "object", "x-guidance": _SPACING})
 
 
-def _start(use: ToolUse, layout: CallLayout, reasoning: Reasoning) -> str:
+def _start(reasoning: Reasoning) -> list[str]:
+    if reasoning == "none":
+        return ["start: answer"]
+    # Rules with `lazy` end where they first match: reasoning at its closing tag, text before a call at its opening.
+    start, opening = ("answer | thinking answer", r"\s*<think>") if reasoning == "possible" else ("thinking answer", "")
+    thought = rf"thought[lazy]: /{opening}{ANY_TEXT}<\/think>/"
+    return [f"start: {start}", "thinking: thought SPACE", thought, r"SPACE: /\n{0,2}/"]
+
+
+def _answer(
+    use: ToolUse, layout: CallLayout, reasoning: Reasoning, content_schema: Mapping[str, Any] | None
+) -> list[str]:
     more = f" ({json.dumps(layout.separator + layout.opening)} call)*" if use.parallel else ""
-    lines: list[str] = []
-    if use.mode == "auto":
-        # Rules with `lazy` end where they first match, so a call begins as soon as its opening has been written.
-        not_thinking = r" & ~/\s*<think>(.|\n)*/" if reasoning == "possible" else ""
-        lines += [
-            f"answer: TEXT | before call{more}",
-            f"TEXT: /{ANY_TEXT}/ & ~/{layout.no_call}/{not_thinking}",
-            "before[lazy]: BEFORE",
-            f"BEFORE: /{layout.text_before_call}{_escape(layout.opening)}/{not_thinking}",
-        ]
-    else:
-        lines.append(f"answer: {json.dumps(layout.opening)} call{more}")
-    start = {"none": "answer", "possible": "answer | thinking answer", "opened": "thinking answer"}[reasoning]
-    if reasoning != "none":
-        opening = r"\s*<think>" if reasoning == "possible" else ""
-        lines += ["thinking: thought SPACE", f"thought[lazy]: /{opening}{ANY_TEXT}<\\/think>/", r"SPACE: /\n{0,2}/"]
-    return "\n".join([f"start: {start}", *lines])
+    calls = f"{json.dumps(layout.opening)} call{more}"
+    if use.mode in ("required", "named"):
+        return [f"answer: {calls}"]
+    if content_schema is not None:
+        # A call that begins as JSON does is cut where JSON's words are: the lexer takes the longest word for good.
+        opening = ["{", '"name"', ": "] if layout.opening.startswith("{") else [layout.opening]
+        calls = f"{' '.join(map(json.dumps, opening))} call{more}"
+        answer = "content" if use.mode == "none" else f"content | {calls}"
+        return [f"answer: {answer}", f"content: %json {json.dumps({**content_schema, 'x-guidance': _SPACING})}"]
+    not_thinking = r" & ~/\s*<think>(.|\n)*/" if reasoning == "possible" else ""
+    return [
+        f"answer: TEXT | before call{more}",
+        f"TEXT: /{ANY_TEXT}/ & ~/{layout.no_call}/{not_thinking}",
+        "before[lazy]: BEFORE",
+        f"BEFORE: /{layout.text_before_call}{_escape(layout.opening)}/{not_thinking}",
+    ]
 
 
 def _escape(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import llguidance
 import pytest
 
-from jaxinfer.serve.tools.constraint import Reasoning, call_grammar
+from jaxinfer.serve.tools.constraint import Reasoning, answer_grammar
 from jaxinfer.serve.tools.definitions import read_tool_use
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS, make_tool_call_parser
 
@@ -38,7 +38,7 @@ NAMED = {"type": "function", "function": {"name": "pick"}}
 
 
 def grammar(choice: Any, format: str = "hermes", reasoning: Reasoning = "none", parallel: bool = True) -> str:
-    made = call_grammar(read_tool_use(TOOLS, choice, parallel), format, reasoning)
+    made = answer_grammar(read_tool_use(TOOLS, choice, parallel), format, reasoning)
     assert made is not None
     return made
 
@@ -109,12 +109,35 @@ def test_reasoning_comes_first(format: str) -> None:
 
 def test_where_no_grammar_is_needed() -> None:
     free = [TOOLS[0]]
-    assert call_grammar(read_tool_use(free), "hermes") is None
-    assert call_grammar(read_tool_use(TOOLS, "none"), "hermes") is None
-    assert call_grammar(read_tool_use(None), "hermes") is None
-    assert call_grammar(read_tool_use(free, "auto", False), "hermes") is not None
+    assert answer_grammar(read_tool_use(free), "hermes") is None
+    assert answer_grammar(read_tool_use(TOOLS, "none"), "hermes") is None
+    assert answer_grammar(read_tool_use(None), "hermes") is None
+    assert answer_grammar(read_tool_use(free, "auto", False), "hermes") is not None
     allowed = {
         "type": "allowed_tools",
         "allowed_tools": {"mode": "auto", "tools": [{**free[0], "function": {"name": "add"}}]},
     }
-    assert call_grammar(read_tool_use(TOOLS, allowed), "hermes") is None
+    assert answer_grammar(read_tool_use(TOOLS, allowed), "hermes") is None
+
+
+def test_content_with_a_schema(format: str) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    pick, content = call(format, "pick", size="small"), '{"ok": true}'
+    use = read_tool_use(TOOLS)
+    made = answer_grammar(use, format, content_schema=schema)
+    assert made is not None
+    assert allows(made, pick) and allows(made, content)
+    assert not allows(made, "Hello") and not allows(made, content + pick) and not allows(made, call(format, "pick"))
+    named = {"type": "object", "properties": {"name": {"type": "string"}}}
+    made = answer_grammar(use, format, content_schema=named)
+    assert made is not None
+    assert allows(made, pick) and allows(made, '{"name": "Bob"}') and allows(made, '{"nam": 1}') and allows(made, "{}")
+    # Without tools only reasoning needs a grammar of its own; elsewhere the schema is one.
+    assert answer_grammar(read_tool_use(), format, content_schema=schema) is None
+    thinking = answer_grammar(read_tool_use(), format, "opened", schema)
+    assert thinking is not None
+    assert allows(thinking, f"so</think>\n\n{content}") and not allows(thinking, content)
+    # Calls that must be made leave no content.
+    forced = answer_grammar(read_tool_use(TOOLS, "required"), format, content_schema=schema)
+    assert forced is not None
+    assert allows(forced, pick) and not allows(forced, content)
