@@ -39,6 +39,7 @@ from jaxinfer.request import (
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.sampling.sample import SampleOutput
 from jaxinfer.scheduler.scheduler import Schedule, ScheduledRow, Scheduler
+from jaxinfer.structured.grammar import Grammar, GrammarCompiler
 from jaxinfer.tokenizer import Tokenizer
 from jaxinfer.tokenizer.token_index import TokenIndex
 
@@ -78,6 +79,7 @@ class Engine:
             max_chunk=limits.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(limits, pages)
+        self._grammars = GrammarCompiler(tokenizer, self.config.model.vocab_size)
         self._compiler = assembled.compiler
         self._background: BackgroundCompiler | None = None
         self._in_flight: _Step | None = None
@@ -135,6 +137,15 @@ class Engine:
     def _token_index(self) -> TokenIndex:
         return TokenIndex(self.tokenizer)
 
+    def compile_grammar(self, params: SamplingParams) -> Grammar | None:
+        """What `structured_outputs` asks for, compiled; None where nothing is. For any thread.
+
+        Raises:
+            ValueError: a form that is malformed, too large or cannot be honoured.
+        """
+        form = params.structured_outputs
+        return None if form is None else self._grammars.compile(form)
+
     def add(
         self,
         request_id: str,
@@ -143,12 +154,15 @@ class Engine:
         prompt: str | None = None,
         first_scored: int = 1,
         options: RequestOptions = DEFAULT_OPTIONS,
+        grammar: Grammar | None = None,
     ) -> None:
         """Queue a request. `first_scored` is the first prompt position that `prompt_logprobs` covers.
 
+        `grammar` is what `compile_grammar` made of the params, called here when None.
+
         Raises:
             ValueError: an empty or too long prompt, a token outside the vocabulary, a request id in use, a logits
-                processor that was not registered.
+                processor that was not registered, a form that cannot be had or leaves no first token.
             EngineDeadError: in a fork of the engine's process.
         """
         check_process()
@@ -165,6 +179,7 @@ class Engine:
         for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
             plain_ids(name, list(getattr(params, name) or ()), vocab)
         self.sampler.check(params)
+        grammar = grammar or self.compile_grammar(params)
         total = limit if params.max_tokens is None else min(limit, len(prompt_ids) + params.max_tokens)
         reads_prompt = params.prompt_logprobs is not None or params.return_hidden_states
         sequences = [
@@ -180,7 +195,8 @@ class Engine:
             )
             for index in range(params.num_choices)
         ]
-        states = [OutputState(each, self.tokenizer, vocab, lambda: self._token_index) for each in sequences]
+        states = [OutputState(each, self.tokenizer, vocab, lambda: self._token_index, grammar) for each in sequences]
+        states[0].check_first()
         # Which of best_of choices are shown is known at the end.
         shown = [state.output for state in states] if params.num_choices == params.n else []
         output = RequestOutput(request_id, prompt, list(prompt_ids), shown, False)
@@ -352,8 +368,10 @@ class Engine:
     def _take(self, row: int, sequence: SequenceState, arrays: dict[str, np.ndarray]) -> None:
         live, state = self._live[sequence.request_id], self._state_of[sequence]
         if arrays["mask_empty"][row] or arrays["bad_logits"][row]:
-            empty = arrays["mask_empty"][row]
-            state.end("error", "no token is allowed" if empty else "the model's logits are not finite", flush=False)
+            if arrays["mask_empty"][row]:
+                state.fail_without_token()
+            else:
+                state.end("error", "the model's logits are not finite", flush=False)
             return
         token, logprob, rank = (arrays[name][row].item() for name in ("tokens", "logprob", "rank"))
         entry: dict[int, Logprob] | None = None

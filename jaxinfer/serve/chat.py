@@ -11,12 +11,11 @@ from starlette.responses import Response
 
 from jaxinfer.request import CompletionOutput, RequestOutput
 from jaxinfer.serve import logprobs, params, prompts
-from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.reply import ReplyReader, delta_as_openai
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.server import Call, Generation, Prompt, Server
 from jaxinfer.serve.sse import DONE, EventStream, answer, event, unless_gone
-from jaxinfer.serve.tools.definitions import ToolUse, read_tool_use
+from jaxinfer.serve.tools.definitions import read_tool_use
 from jaxinfer.serve.usage import Usage
 
 router = APIRouter()
@@ -30,11 +29,10 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     use = read_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     sampling = params.of_chat(server, body)
     ids = await prompts.of_chat(server, body, use)
-    if server.dialect.grammar(use, ids) is not None:
-        raise ApiError(400, f"{_needs_grammar(use)} needs structured output, which this server has not", param="tools")
-    prompt = Prompt(ids, sampling)
     call = Call.of(request, body, "chatcmpl")
-    generation = await server.open(call, [prompt], "delta" if body.stream else "final")
+    with params.naming_tools(use):
+        prompt = Prompt(ids, params.with_calls(server, sampling, use, ids))
+        generation = await server.open(call, [prompt], "delta" if body.stream else "final")
     writer = _Writer(server, call, body, partial(server.dialect.reader, use, ids))
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)
@@ -133,10 +131,3 @@ class _Writer:
         if self._body.return_token_ids:
             told["token_ids"] = choice.token_ids
         return told
-
-
-def _needs_grammar(use: ToolUse) -> str:
-    """The field that asks for more than reading what the model writes."""
-    if use.mode != "auto":
-        return f"tool_choice {use.mode!r}"
-    return "strict" if use.parallel else "parallel_tool_calls: false"

@@ -24,6 +24,22 @@ ASK = [{"role": "user", "content": "How is it in Bern?"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 THINKING = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
 
+# Short enough for the tiny model's context.
+SHORT = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}>"
+
+
+def chooser(name: str, strict: bool = False, **schema: Any) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {"size": {"enum": ["small", "large"]}},
+        "required": ["size"],
+        **schema,
+    }
+    return {"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}}
+
+
+CHOOSERS = [chooser("take", True), chooser("drop", True)]
+
 
 class Scripted(AsyncLLM):
     """An engine that says what it is told to, five characters at a time, and keeps the prompts that it is given."""
@@ -62,14 +78,14 @@ def model(engine: Any) -> Scripted:
 
 
 @pytest.fixture(scope="module")
-def client(serving: Any, model: Scripted) -> Iterator[openai.OpenAI]:
-    with serving(model) as found:
+def client(runner: Any, model: Scripted) -> Iterator[openai.OpenAI]:
+    with runner(model) as found:
         yield found.openai()
 
 
 @pytest.fixture(scope="module")
-def thinking_client(serving: Any, model: Scripted) -> Iterator[openai.OpenAI]:
-    with serving(model, chat_template=THINKING) as found:
+def thinking_client(runner: Any, model: Scripted) -> Iterator[openai.OpenAI]:
+    with runner(model, chat_template=THINKING) as found:
         yield found.openai()
 
 
@@ -195,25 +211,93 @@ def test_reasoning_is_apart(thinking_client: Any, model: Scripted) -> None:
     assert len(whole[0].message.tool_calls) == len(streamed[0]["tool_calls"]) == 1
 
 
-def test_reasoning_stays_in_the_content_where_that_is_asked(serving: Any, model: Scripted) -> None:
+def test_reasoning_stays_in_the_content_where_that_is_asked(runner: Any, model: Scripted) -> None:
     model.texts = ["<think>a</think>b"]
-    with serving(model, reasoning_parser="none", chat_template=THINKING) as found:
+    with runner(model, reasoning_parser="none", chat_template=THINKING) as found:
         assert create(found.openai()).choices[0].message.content == "<think>a</think>b"
-    with serving(model, reasoning_parser="deepseek_r1") as found:
+    with runner(model, reasoning_parser="deepseek_r1") as found:
         assert create(found.openai()).choices[0].message.reasoning_content == "a"
 
 
-def test_the_format_can_be_named(serving: Any, model: Scripted) -> None:
+def test_the_format_can_be_named(runner: Any, model: Scripted) -> None:
     model.texts = ['{"name": "get_weather", "parameters": {"city": "Bern"}}']
-    with serving(model, tool_call_parser="llama") as found:
+    with runner(model, tool_call_parser="llama") as found:
         answer = create(found.openai(), tools=[WEATHER]).choices[0]
     assert answer.finish_reason == "tool_calls" and answer.message.content is None
     assert '{"name": "function_name", "parameters": {"argument": "value"}}' in model.prompts[-1]
 
 
-def test_tokenize_counts_the_tools(serving: Any, model: Scripted) -> None:
-    with serving(model) as found:
+def test_tokenize_counts_the_tools(runner: Any, model: Scripted) -> None:
+    with runner(model) as found:
         body = {"messages": ASK, "return_token_strs": True}
         plain = found.post("/tokenize", body).json()
         told = found.post("/tokenize", {**body, "tools": [WEATHER]}).json()
     assert told["count"] > plain["count"] and "get_weather" in "".join(told["token_strs"])
+
+
+@pytest.fixture(scope="module")
+def forced(runner: Any, engine: Any) -> Iterator[openai.OpenAI]:
+    """The tiny model itself, which makes no calls unless a grammar has it."""
+    with runner(engine, chat_template=SHORT) as found:
+        yield found.openai()
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama"])
+def test_calls_can_be_required(runner: Any, engine: Any, parser: str) -> None:
+    with runner(engine, chat_template=SHORT, tool_call_parser=parser) as found:
+        for seed in range(2):
+            asked = {"tools": CHOOSERS, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+            whole = create(found.openai(), **asked).choices[0]
+            assert whole.finish_reason == "tool_calls" and whole.message.content is None
+            (call,) = whole.message.tool_calls
+            assert call.function.name in ("take", "drop")
+            assert json.loads(call.function.arguments) in ({"size": "small"}, {"size": "large"})
+            (message,) = put_together(create(found.openai(), **asked, stream=True)).values()
+            assert message["finish_reason"] == "tool_calls" and message["content"] == ""
+            (streamed,) = message["tool_calls"]
+            assert (streamed["name"], streamed["arguments"]) == (call.function.name, call.function.arguments)
+
+
+def test_a_function_can_be_named(forced: Any) -> None:
+    named = {"type": "function", "function": {"name": "drop"}}
+    for choice in create(forced, tools=CHOOSERS, tool_choice=named, n=3, seed=1).choices:
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "drop" and json.loads(call.function.arguments)["size"] in ("small", "large")
+
+
+def test_the_clients_own_stream_reads_strict_calls(forced: Any) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": ASK, "tools": CHOOSERS, "tool_choice": "required", "seed": 3}
+    with forced.chat.completions.stream(**asked, parallel_tool_calls=False) as events:
+        kinds = {event.type for event in events}
+        final = events.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.done" in kinds and final.finish_reason == "tool_calls"
+    assert final.message.tool_calls[0].function.parsed_arguments["size"] in ("small", "large")
+
+
+def test_the_model_may_still_answer_in_words(forced: Any) -> None:
+    choice = create(forced, tools=CHOOSERS, max_tokens=30, seed=1).choices[0]
+    assert choice.message.content and choice.message.tool_calls is None
+
+
+def test_a_forced_round_trip(forced: Any) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Take one."}]
+    asked: dict[str, Any] = {"tools": CHOOSERS, "max_tokens": 60, "seed": 1}
+    answer = create(forced, messages=messages, tool_choice="required", parallel_tool_calls=False, **asked)
+    call = answer.choices[0].message.tool_calls[0]
+    messages += [answer.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    last = create(forced, messages=messages, tool_choice="none", **asked).choices[0]
+    assert last.message.content and last.message.tool_calls is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "param", "words"),
+    [
+        (chooser("f", False, **{"not": {}}), "tools[0].function.parameters", "'not' at # is not supported"),
+        (chooser("f", properties={"a": {"type": "string", "pattern": "("}}), "tools", "cannot be enforced"),
+        (chooser("f", description="long " * 40_000), "tools", "cannot be enforced"),
+    ],
+)
+def test_schemas_that_cannot_be_enforced(forced: Any, tool: Any, param: str, words: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(forced, tools=[tool], tool_choice="required")
+    assert caught.value.param == param and words in str(caught.value)

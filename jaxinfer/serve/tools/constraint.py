@@ -10,13 +10,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jaxinfer.serve.tools.definitions import Tool, ToolUse
+from jaxinfer.serve.tools.definitions import FieldError, Tool, ToolUse
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS
 from jaxinfer.serve.tools.parser import ANY_TEXT, CallLayout
+from jaxinfer.structured.schema import check_schema, subschemas, without_no_ops
 
 Reasoning = Literal["none", "possible", "opened"]
 
 
+_TOGETHER = frozenset(("$ref", "anyOf", "oneOf"))
 # Python's own spacing, which templates show to models; free spacing lets a model write spaces without end.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -33,6 +35,9 @@ def answer_grammar(
         format: a name of `TOOL_CALL_PARSERS`.
         reasoning: whether reasoning may, or must, since the prompt has opened it, come first.
         content_schema: the JSON schema of content, where it has one.
+
+    Raises:
+        FieldError: (a ValueError) a function's schema has a keyword that no grammar can honour.
     """
     if not _needs_grammar(use, reasoning, content_schema is not None):
         return None
@@ -44,7 +49,8 @@ def answer_grammar(
     for number, tool in enumerate(functions):
         before, after = json.dumps(json.dumps(tool.name) + layout.arguments), json.dumps(layout.closing)
         lines.append(f"call_{number}: {before} arguments_{number} {after}")
-        lines.append(f"arguments_{number}: %json {_schema(tool, enforced=tool.strict or use.mode != 'auto')}")
+        schema = _enforced_schema(use, tool) if tool.strict or use.mode != "auto" else {}
+        lines.append(f"arguments_{number}: %json {json.dumps({**schema, 'type': 'object', 'x-guidance': _SPACING})}")
     return "\n".join(lines) + "\n"
 
 
@@ -54,9 +60,28 @@ def _needs_grammar(use: ToolUse, reasoning: Reasoning, has_schema: bool) -> bool
     return use.mode != "auto" or has_schema or not use.parallel or any(tool.strict for tool in use.callable_tools)
 
 
-def _schema(tool: Tool, enforced: bool) -> str:
-    parameters = dict(tool.parameters) if enforced else {}
-    return json.dumps({**parameters, "type": "object", "x-guidance": _SPACING})
+def _enforced_schema(use: ToolUse, tool: Tool) -> dict[str, Any]:
+    try:
+        check_schema(tool.parameters)
+    except ValueError as error:
+        path = f"tools[{use.tools.index(tool)}].function.parameters"
+        raise FieldError(path, str(error).removeprefix("structured_outputs.json").lstrip(": ")) from None
+    return _closed(without_no_ops(tool.parameters))
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema where objects that list their properties have no others, unless it says so.
+
+    Schemas of functions seldom say it, and mean it. Where parts of a schema hold for one object together, closing one
+    would shut out the others' properties, so such a schema stays as it is.
+    """
+    objects = [each for _, each in subschemas(schema) if isinstance(each, dict)]
+    if any("allOf" in each or ("properties" in each and _TOGETHER & each.keys()) for each in objects):
+        return schema
+    for each in objects:
+        if "properties" in each and "patternProperties" not in each:
+            each.setdefault("additionalProperties", False)
+    return schema
 
 
 def _start(reasoning: Reasoning) -> list[str]:

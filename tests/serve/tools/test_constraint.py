@@ -8,7 +8,7 @@ import llguidance
 import pytest
 
 from jaxinfer.serve.tools.constraint import Reasoning, answer_grammar
-from jaxinfer.serve.tools.definitions import read_tool_use
+from jaxinfer.serve.tools.definitions import FieldError, read_tool_use
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS, make_tool_call_parser
 
 BYTES = llguidance.LLTokenizer("byte")
@@ -74,6 +74,38 @@ def test_required(format: str) -> None:
     read = make_tool_call_parser(format, ("add", "pick"), lambda: "id")
     calls = [*read.add(both).tool_calls, *read.finish().tool_calls]
     assert [(each.name, each.arguments) for each in calls] == [("add", '{"a": 1}'), ("pick", '{"size": "small"}')]
+
+
+def test_functions_take_no_arguments_that_they_do_not_list() -> None:
+    def made(**parameters: Any) -> str:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        grammar = answer_grammar(read_tool_use(tools, "required"), "hermes")
+        assert grammar is not None
+        return grammar
+
+    properties = {"a": {"type": "integer"}, "inner": {"type": "object", "properties": {"b": {"type": "integer"}}}}
+    listed = made(properties=properties)
+    assert allows(listed, call("hermes", "f", a=1, inner={"b": 2})) and allows(listed, call("hermes", "f"))
+    assert not allows(listed, call("hermes", "f", z=1)) and not allows(listed, call("hermes", "f", inner={"z": 1}))
+    assert allows(made(properties=properties, additionalProperties=True), call("hermes", "f", z=1))
+    assert allows(made(type="object"), call("hermes", "f", z=1))
+    # Both parts of this one hold for the same object.
+    parts = [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}, "required": ["b"]}]
+    assert allows(made(allOf=parts), call("hermes", "f", a=1, b=2))
+    either = {
+        "properties": {"a": {"type": "integer"}},
+        "anyOf": [{"properties": {"b": {"const": 2}}, "required": ["b"]}],
+    }
+    assert allows(made(**either), call("hermes", "f", a=1, b=2))
+
+
+def test_schemas_that_no_grammar_can_honour_are_refused_by_name() -> None:
+    bad = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}
+    with pytest.raises(FieldError, match="'not' at #/properties/a is not supported") as caught:
+        answer_grammar(read_tool_use([TOOLS[0], bad], "required"), "hermes")
+    assert caught.value.param == "tools[1].function.parameters"
+    # Only where it is to be enforced.
+    assert answer_grammar(read_tool_use([TOOLS[0], bad], "auto", False), "hermes") is not None
 
 
 def test_named(format: str) -> None:
