@@ -7,7 +7,9 @@ neither holds fails the walk.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -246,7 +248,44 @@ def _timeout(ask: Endpoint) -> None:
     assert ask.choice(timeout_s=1e-6, max_tokens=200, ignore_eos=True)["finish_reason"] == "timeout"
 
 
+def _form(matches: Callable[[str], object], **field: Any) -> Check:
+    """The output has a form that free ones do not have."""
+
+    def check(ask: Endpoint) -> None:
+        assert matches(ask.text(**field, max_tokens=120, temperature=1))
+
+    return check
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+
+
+def _is_of_schema(text: str) -> bool:
+    return json.loads(text) in ({"a": 1}, {"a": 2})
+
+
+def _response_format(ask: Endpoint) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "mine", "schema": SCHEMA}}
+    _form(_is_of_schema, response_format=form)(ask)
+    assert ask.text(response_format={"type": "text"}) == ask.text()
+    error = ask.error(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "set"}}})
+    assert error["param"] == "response_format" and "type" in error["message"]
+    assert ask.error(response_format={"type": "json_schema"})["param"] == "response_format"
+
+
+def _guided_regex(ask: Endpoint) -> None:
+    _form(partial(re.fullmatch, "[ab]{3}c"), guided_regex="[ab]{3}c")(ask)
+    assert ask.error(guided_regex="(")["param"] == "guided_regex"
+    assert ask.error(guided_regex="a", guided_choice=["a"])["param"] == "guided_choice"
+
+
 GENERATION: dict[str, Check] = {
+    "response_format": _response_format,
+    "structured_outputs": _form(["no", "yes"].__contains__, structured_outputs={"choice": ["no", "yes"]}),
+    "guided_json": _form(_is_of_schema, guided_json=SCHEMA),
+    "guided_regex": _guided_regex,
+    "guided_choice": _form(["left", "right"].__contains__, guided_choice=["left", "right"]),
+    "guided_grammar": _form(partial(re.fullmatch, "(xy)+"), guided_grammar='start: "xy" start | "xy"'),
     "model": _model,
     "stream": _stream,
     "stream_options": _stream_options,
