@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxinfer.serve.errors import ApiError
+from jaxinfer.serve.tools.definitions import FieldError
 
 
 def wrong(path: str, message: str, code: str | None = None) -> ApiError:
@@ -33,3 +34,15 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
             raise
         message = error.message.replace(error.param, name, 1)
         raise ApiError(error.status, message, param=name, code=error.code) from None
+
+
+@contextmanager
+def repathed(*changes: tuple[str, str]) -> Iterator[None]:
+    """Errors that name a field by its path in a chat completion name it by its path here."""
+    try:
+        yield
+    except FieldError as error:
+        param, message = error.param, str(error)
+        for old, new in changes:
+            param, message = param.replace(old, new), message.replace(old, new)
+        raise ApiError(400, message, param=param) from None

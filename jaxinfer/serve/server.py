@@ -17,6 +17,7 @@ from jaxinfer.mailbox import OutputKind
 from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.serve.admission import Admission
 from jaxinfer.serve.config import ServerConfig
+from jaxinfer.serve.dialect import Dialect
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.request_log import RequestRecord
 from jaxinfer.serve.responses.store import ResponseStore
@@ -37,6 +38,7 @@ class Server:
         self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
         self.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
         self.tracer: Tracer | None = None
+        self.dialect = Dialect(llm.tokenizer, config.chat_template, config.tool_call_parser, config.reasoning_parser)
         self._running: set[str] = set()
 
     @property

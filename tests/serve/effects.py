@@ -231,6 +231,47 @@ def _form(name: str) -> Check:
     return check
 
 
+def _function(ask: Ask) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"size": {"enum": ["small", "large"]}}}
+    flat = {"type": "function", "name": "take", "parameters": schema}
+    return flat if ask.path == RESPONSES else {"name": "take", "input_schema": schema}
+
+
+def _use(ask: Ask, **changes: Any) -> Any:
+    """What is said about tools, as the prompt's maker is told it. The tiny context is too short for the prompt."""
+    dialect, seen = ask.served.server.dialect, []
+    make = dialect.for_template
+    dialect.for_template = lambda messages, use: make(messages, seen.append(use) or use)
+    try:
+        ask.post(tools=[_function(ask)], **changes)
+    finally:
+        del dialect.for_template
+    return seen[0]
+
+
+def _tools(ask: Ask) -> None:
+    assert _use(ask).names == ("take",)
+    told = ask.post(tools=[_function(ask)])
+    if ask.path == COUNT:
+        assert told.json()["input_tokens"] > _num_input(ask) + 100
+    else:
+        assert "context is 256" in told.json()["error"]["message"]
+    assert "tools[0].type" in ask.error(tools=[{"type": "web_search"}])["message"]
+
+
+def _tool_choice(ask: Ask) -> None:
+    none, any_, named = ("none", "required", {"type": "function", "name": "take"})
+    if ask.path != RESPONSES:
+        none, any_, named = {"type": "none"}, {"type": "any"}, {"type": "tool", "name": "take"}
+    modes = [_use(ask, tool_choice=choice).mode for choice in (None, none, any_, named)]
+    assert modes == ["auto", "none", "required", "named"]
+    assert "tool_choice" in ask.error(tool_choice=any_)["message"]
+
+
+def _parallel(ask: Ask) -> None:
+    assert _use(ask).parallel and not _use(ask, parallel_tool_calls=False).parallel
+
+
 EFFECTS: dict[str, dict[str, Check]] = {
     RESPONSES: {
         **EXTENSIONS,
@@ -245,6 +286,9 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "truncation": _truncation,
         "text": _form("text"),
         "metadata": _metadata,
+        "tools": _tools,
+        "tool_choice": _tool_choice,
+        "parallel_tool_calls": _parallel,
         "user": _tenant,
         "safety_identifier": _safety_identifier,
     },
@@ -255,16 +299,21 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "max_tokens": _num_tokens("max_tokens"),
         "stop_sequences": _stop("stop_sequences"),
         "metadata": _user_id,
+        "tools": _tools,
+        "tool_choice": _tool_choice,
         "output_config": _form("output_config"),
     },
-    COUNT: {"model": _model, "messages": _messages, "system": _system("system")},
+    COUNT: {
+        "model": _model,
+        "messages": _messages,
+        "system": _system("system"),
+        "tools": _tools,
+        "tool_choice": _tool_choice,
+    },
 }
 ACCEPTED: dict[str, tuple[Any, Any]] = {
     "stream_options": ({"include_obfuscation": False}, {"include_obfuscation": True}),
     "background": (False, True),
-    "tools": ([], [{"type": "function"}]),
-    "tool_choice": ("auto", "required"),
-    "parallel_tool_calls": (True, "no"),
     "cache_control": ({"type": "ephemeral"}, {"type": "other"}),
     "thinking": ({"type": "disabled"}, {"type": "enabled"}),
     "output_config": ({"format": None}, {"effort": "low"}),

@@ -190,7 +190,7 @@ def test_the_beta_client_is_served_too(served):
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "invalid_request_error",
-            "messages[0].content[0].type: 'tool_result'",
+            "messages[0].content: no tool_use 'x'",
         ),
         (
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -17,12 +18,15 @@ from jaxinfer.serve.anthropic.conversation import chat_of
 from jaxinfer.serve.anthropic.errors import error_body
 from jaxinfer.serve.anthropic.output import Blocks
 from jaxinfer.serve.anthropic.schemas import CountTokensRequest, MessagesRequest
+from jaxinfer.serve.anthropic.tools import tool_use_of
 from jaxinfer.serve.checks import renamed
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.forms import JsonSchema, ResponseFormat
 from jaxinfer.serve.schemas import ChatRequest
+from jaxinfer.serve.segments import SegmentReader
 from jaxinfer.serve.server import Call, Generation, Prompt, Server
 from jaxinfer.serve.sse import EventStream, answer, event, unless_gone
+from jaxinfer.serve.tools.definitions import ToolUse
 from jaxinfer.serve.usage import Usage
 
 router = APIRouter()
@@ -35,6 +39,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answer a conversation, or go on with its last message where that is the assistant's."""
     server: Server = request.app.state.server
     server.check_model(body.model)
+    use = tool_use_of(body)
     chat = chat_of(
         body,
         stream=body.stream,
@@ -48,18 +53,20 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     )
     with _RENAMED():
         sampling = params.of_chat(server, chat)
-    ids = prompts.checked(server, await _encode(server, chat), "messages")
+    ids = prompts.checked(server, await _encode(server, chat, use), "messages")
     call = replace(Call.of(request, chat, "msg"), id=f"msg_{uuid.uuid4().hex}")
-    with _RENAMED(), forms.named(chat):
+    with _RENAMED(), forms.named(chat), params.naming_tools(use):
+        sampling = params.with_calls(server, sampling, use, ids)
         generation = await server.open(call, [Prompt(ids, sampling)], "delta" if body.stream else "final")
-    writer = _Writer(server, call, body)
+    reader = SegmentReader(server.dialect.reader(use, ids), exact=bool(use.names))
+    writer = _Writer(server, call, body, reader)
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s, _failed)
     try:
         (output,) = await unless_gone(request, generation.finals())
     finally:
         await generation.close()
-    return answer(writer.whole(output))
+    return answer(await writer.whole(output))
 
 
 @router.post("/v1/messages/count_tokens")
@@ -67,7 +74,7 @@ async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
     """How many tokens the prompt of a request has; cached ones too."""
     server: Server = request.app.state.server
     server.check_model(body.model)
-    return answer({"input_tokens": len(await _encode(server, chat_of(body)))})
+    return answer({"input_tokens": len(await _encode(server, chat_of(body), tool_use_of(body)))})
 
 
 def _response_format(body: MessagesRequest) -> ResponseFormat | None:
@@ -78,8 +85,8 @@ def _response_format(body: MessagesRequest) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
-async def _encode(server: Server, chat: ChatRequest) -> list[int]:
-    return await server.llm.encode(partial(prompts.render, server, chat))
+async def _encode(server: Server, chat: ChatRequest, use: ToolUse) -> list[int]:
+    return await server.llm.encode(partial(prompts.render, server, chat, use))
 
 
 def _failed(error: ApiError) -> bytes:
@@ -89,17 +96,19 @@ def _failed(error: ApiError) -> bytes:
 class _Writer:
     """Answers one request."""
 
-    def __init__(self, server: Server, call: Call, body: MessagesRequest):
+    def __init__(self, server: Server, call: Call, body: MessagesRequest, reader: SegmentReader):
         self._server = server
         self._call = call
         self._body = body
         self._usage = Usage(1)
+        self._reader = reader
         self._blocks = Blocks()
 
-    def whole(self, output: RequestOutput) -> dict[str, Any]:
+    async def whole(self, output: RequestOutput) -> dict[str, Any]:
         self._usage.add(0, output)
         (choice,) = output.outputs
-        for _ in (*self._blocks.add(choice.text), *self._blocks.finish()):
+        segments = await asyncio.to_thread(self._reader.add, choice.text)
+        for _ in (*self._blocks.add([*segments, *self._reader.finish()]), *self._blocks.finish()):
             pass
         return {**self._message(), **self._ending(choice)}
 
@@ -113,12 +122,12 @@ class _Writer:
                 begun = True
                 yield _event({"type": "message_start", "message": self._message()})
                 yield _event({"type": "ping"})
-            for told in self._blocks.add(choice.text):
+            for told in self._blocks.add(self._reader.add(choice.text)):
                 yield _event(told)
             if choice.finish_reason is not None:
-                ending = self._ending(choice)
-                for told in self._blocks.finish():
+                for told in (*self._blocks.add(self._reader.finish()), *self._blocks.finish()):
                     yield _event(told)
+                ending = self._ending(choice)
                 yield _event({"type": "message_delta", "delta": ending, "usage": self._told_usage()})
                 yield _event({"type": "message_stop"})
 
@@ -149,7 +158,8 @@ class _Writer:
         if choice.finish_reason == "stop":
             if isinstance(choice.stop_reason, str):
                 return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
-            return {"stop_reason": "end_turn", "stop_sequence": None}
+            reason = "tool_use" if self._reader.num_calls else "end_turn"
+            return {"stop_reason": reason, "stop_sequence": None}
         if choice.finish_reason == "length":
             full = self._usage.num_completion_tokens < self._body.max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"

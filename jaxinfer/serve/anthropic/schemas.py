@@ -60,9 +60,11 @@ class CountTokensRequest(Body):
     thinking: Annotated[ThinkingDisabled | None, Accepted("thinking cannot be switched on here")] = None
     speed: Annotated[Literal["standard"] | None, Accepted("there is one speed")] = None
     tools: Annotated[
-        Annotated[list[dict[str, Any]], Field(max_length=0)] | None, Accepted("tools are not available here")
+        list[dict[str, Any]] | None, Enforced("anthropic.tools: functions; the chat template, or a system message")
     ] = None
-    tool_choice: Annotated[None, Refused("there are no tools to choose; leave it out")] = None
+    tool_choice: Annotated[
+        dict[str, Any] | None, Enforced("anthropic.tools: which calls are read; Dialect.grammar: forced ones")
+    ] = None
     output_config: Annotated[OutputConfig | None, Accepted("the form of the answer adds nothing to the prompt")] = None
     context_management: Annotated[None, Refused("contexts are not edited here; send the messages that count")] = None
     mcp_servers: Annotated[None, Refused("this server calls no others")] = None

@@ -14,13 +14,22 @@ from jaxinfer.serve import forms, params, prompts
 from jaxinfer.serve.checks import renamed, wrong
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.forms import JsonSchema, ResponseFormat
-from jaxinfer.serve.responses.conversation import messages_of, read_input, turn_starts, without_turns_before
+from jaxinfer.serve.responses.conversation import (
+    check_calls,
+    messages_of,
+    read_input,
+    turn_starts,
+    without_turns_before,
+)
 from jaxinfer.serve.responses.schemas import LOGPROBS, ResponsesRequest
 from jaxinfer.serve.responses.store import Item, StoredResponse
+from jaxinfer.serve.responses.tools import tool_use_of
 from jaxinfer.serve.responses.writer import Writer
 from jaxinfer.serve.schemas import ChatRequest
+from jaxinfer.serve.segments import SegmentReader
 from jaxinfer.serve.server import Call, Prompt, Server
 from jaxinfer.serve.sse import EventStream, answer, dumps, unless_gone
+from jaxinfer.serve.tools.definitions import FieldError, ToolUse
 
 router = APIRouter()
 
@@ -33,12 +42,14 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     server: Server = request.app.state.server
     server.check_model(body.model)
     owner = _owner(request)
+    use = tool_use_of(body)
     items = read_input(body.input)
     size_bytes = len(dumps(items))
     if body.previous_response_id is not None:
         previous = _stored(server, owner, body.previous_response_id, "previous_response_id")
         items = [*previous.items, *items]
         size_bytes += previous.size_bytes
+    check_calls(items)
     if body.store and not server.responses.fits(size_bytes):
         raise ApiError(
             400, f"store: this server keeps {server.responses.max_bytes} bytes of responses at most", param="store"
@@ -46,9 +57,10 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     chat = _chat(body)
     with _RENAMED():
         sampling = params.of_chat(server, chat)
-    ids = await _encode(server, body, chat, items)
+    ids = await _encode(server, body, chat, use, items)
     call = replace(Call.of(request, chat, "resp"), id=f"resp_{uuid.uuid4().hex}")
-    with _RENAMED(), forms.named(chat):
+    with _RENAMED(), forms.named(chat), params.naming_tools(use):
+        sampling = params.with_calls(server, sampling, use, ids)
         generation = await server.open(call, [Prompt(ids, sampling)], "delta" if body.stream else "final")
 
     def keep(response: dict[str, Any]) -> bool:
@@ -58,7 +70,8 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
             server.responses.put(owner, stored)
         return fits
 
-    writer = Writer(server, call, body, chat, sampling, keep)
+    reader = SegmentReader(server.dialect.reader(use, ids), exact=bool(use.names))
+    writer = Writer(server, call, body, chat, sampling, reader, keep)
     if body.stream:
         timeout_s = server.config.stream_timeout_s
         return EventStream(writer.events(generation), generation.close, timeout_s, writer.failed)
@@ -66,7 +79,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
         (output,) = await unless_gone(request, generation.finals())
     finally:
         await generation.close()
-    return answer(writer.whole(output))
+    return answer(await writer.whole(output))
 
 
 def _chat(body: ResponsesRequest) -> ChatRequest:
@@ -105,7 +118,9 @@ def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=JsonSchema(**schema))
 
 
-async def _encode(server: Server, body: ResponsesRequest, chat: ChatRequest, items: list[Item]) -> list[int]:
+async def _encode(
+    server: Server, body: ResponsesRequest, chat: ChatRequest, use: ToolUse, items: list[Item]
+) -> list[int]:
     """The conversation's token ids; with truncation "auto" those of as many of its last turns as leave room.
 
     Room is `max_output_tokens`, where those are given and no more than a quarter of the context, else that quarter.
@@ -116,7 +131,10 @@ async def _encode(server: Server, body: ResponsesRequest, chat: ChatRequest, ite
 
     async def render(kept: list[Item]) -> list[int]:
         asked = chat.model_copy(update={"messages": messages_of(body.instructions, kept)})
-        return await server.llm.encode(partial(prompts.render, server, asked))
+        try:
+            return await server.llm.encode(partial(prompts.render, server, asked, use))
+        except FieldError as error:  # of a kept answer, as items of the body have been checked
+            raise wrong("input", str(error)) from None
 
     ids = await render(items)
     most = server.max_model_len - min(body.max_output_tokens or server.max_model_len, server.max_model_len // 4)

@@ -73,10 +73,10 @@ class ResponsesRequest(Extensions):
     service_tier: Annotated[Literal["auto", "default"] | None, Accepted("there is one tier")] = None
     background: Annotated[Literal[False] | None, Accepted("answers are given to the request that asks")] = None
     tools: Annotated[
-        Annotated[list[dict[str, Any]], Field(max_length=0)] | None, Accepted("tools are not available here")
+        list[dict[str, Any]] | None, Enforced("responses.tools: functions; the chat template, or a system message")
     ] = None
-    tool_choice: Annotated[Literal["auto", "none"] | None, Accepted("there are no tools to choose")] = None
-    parallel_tool_calls: Annotated[bool | None, Accepted("there are no tools to call")] = None
+    tool_choice: Annotated[Any, Enforced("responses.tools: which calls are read; Dialect.grammar: forced ones")] = None
+    parallel_tool_calls: Annotated[bool | None, Enforced("Dialect.grammar: one call at most where false")] = None
     max_tool_calls: Annotated[None, Refused("this server runs no tools of its own")] = None
     reasoning: Annotated[None, Refused("how much a model reasons cannot be set; leave it out")] = None
     conversation: Annotated[None, Refused("there are no conversations here; use previous_response_id")] = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 from jaxinfer.request import CompletionOutput, RequestOutput, SamplingParams
@@ -12,6 +14,7 @@ from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.responses.output import Output
 from jaxinfer.serve.responses.schemas import ResponsesRequest
 from jaxinfer.serve.schemas import ChatRequest
+from jaxinfer.serve.segments import SegmentReader
 from jaxinfer.serve.server import Call, Generation, Server
 from jaxinfer.serve.sse import event
 from jaxinfer.serve.usage import Usage
@@ -32,6 +35,7 @@ class Writer:
         body: ResponsesRequest,
         chat: ChatRequest,
         sampling: SamplingParams,
+        reader: SegmentReader,
         keep: Callable[[dict[str, Any]], bool],
     ):
         self._server = server
@@ -39,17 +43,19 @@ class Writer:
         self._body = body
         self._chat = chat
         self._sampling = sampling
+        self._reader = reader
         self._keep = keep
         self._usage = Usage(1)
         self._output = Output()
         self._num_events = 0
 
-    def whole(self, output: RequestOutput) -> dict[str, Any]:
+    async def whole(self, output: RequestOutput) -> dict[str, Any]:
         self._usage.add(0, output)
         (choice,) = output.outputs
-        for _ in self._output.add(choice.text, self._logprobs(choice)):
+        segments = await asyncio.to_thread(self._reader.add, choice.text)
+        for _ in self._output.add(segments, self._logprobs(choice)):
             pass
-        return self._finish(choice)[0]
+        return (await self._finish(choice))[0]
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         begun = self._response("in_progress")
@@ -59,11 +65,10 @@ class Writer:
             self._usage.add(0, output)
             (choice,) = output.outputs
             entries = self._logprobs(choice)
-            if choice.text or entries:
-                for told in self._output.add(choice.text, entries):
-                    yield self._event(told)
+            for told in self._output.add(self._reader.add(choice.text), entries):
+                yield self._event(told)
             if choice.finish_reason is not None:
-                response, events = self._finish(choice)
+                response, events = await self._finish(choice)
                 for told in events:
                     yield self._event(told)
                 yield self._event({"type": f"response.{response['status']}", "response": response})
@@ -74,10 +79,11 @@ class Writer:
         response = self._response("failed", error={"code": code, "message": error.message})
         return self._event({"type": "response.failed", "response": response})
 
-    def _finish(self, choice: CompletionOutput) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    async def _finish(self, choice: CompletionOutput) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The answer, kept where it is to be, and the events that end its items."""
         whole = choice.finish_reason == "stop"
-        events = list(self._output.finish("completed" if whole else "incomplete"))
+        events = list(self._output.add(self._reader.finish(), []))
+        events += self._output.finish("completed" if whole else "incomplete")
         if whole:
             response = self._response("completed")
         elif choice.finish_reason == "length":
@@ -85,7 +91,7 @@ class Writer:
         else:
             message = _ENDED.get(str(choice.finish_reason), f"it ended with {choice.finish_reason}")
             response = self._response("failed", error={"code": "server_error", "message": message})
-        response["usage"] = self._told_usage()
+        response["usage"] = await self._told_usage()
         response["completed_at"] = int(time.time())
         response["store"] = self._keep(response)
         return response, events
@@ -122,7 +128,7 @@ class Writer:
             "temperature": sampling.temperature,
             "text": {"format": self._told_format(), "verbosity": "medium"},
             "tool_choice": body.tool_choice or "auto",
-            "tools": [],
+            "tools": [{"strict": False, **tool} for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": body.truncation or "disabled",
@@ -135,14 +141,16 @@ class Writer:
         form = None if self._body.text is None else self._body.text.format
         return {"type": "text"} if form is None else form.model_dump(exclude_none=True)
 
-    def _told_usage(self) -> dict[str, Any]:
-        usage = self._usage
+    async def _told_usage(self) -> dict[str, Any]:
+        usage, num_reasoning = self._usage, 0
+        if text := self._output.reasoning:  # as many tokens as its text has
+            num_reasoning = len(await self._server.llm.encode(partial(self._server.tokenizer.encode, text, False)))
         return {
             "input_tokens": usage.num_prompt_tokens,
             # Writing to the cache costs nothing here, so nothing is counted for it.
             "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.num_completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": num_reasoning},
             "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
         }
 
