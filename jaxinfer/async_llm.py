@@ -13,11 +13,13 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal
 
+from jaxinfer.config import EngineConfig
 from jaxinfer.engine.errors import EngineDeadError, EngineError
 from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.process import check_process
 from jaxinfer.llm import LLM
 from jaxinfer.mailbox import Mailbox, OutputKind, check_output_kind, copied
+from jaxinfer.metrics import EngineMetrics
 from jaxinfer.prompts import Prompt, Request, prompt_salt
 from jaxinfer.request import RequestOptions, RequestOutput, SamplingParams
 from jaxinfer.structured.grammar import Grammar
@@ -179,6 +181,16 @@ class AsyncLLM:
         """Counts of the engine, as in `LLM.stats`."""
         self._driver.check()
         return self._llm.stats()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's configuration, with what was left to be chosen."""
+        return self._config
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What requests took since the start; to be read from any thread."""
+        return self._llm.engine.metrics
 
     async def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
         """As `LLM.wait_until_compiled`, without holding up the event loop."""

@@ -27,6 +27,7 @@ from jaxinfer.engine.process import check_process
 from jaxinfer.engine.programs import BackgroundCompiler
 from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
 from jaxinfer.engine.sampler import SamplingRow, warm_lane_update
+from jaxinfer.metrics import EngineMetrics
 from jaxinfer.request import (
     DEFAULT_OPTIONS,
     Logprob,
@@ -80,6 +81,7 @@ class Engine:
         )
         self.scheduler = Scheduler(limits, pages)
         self._grammars = GrammarCompiler(tokenizer, self.config.model.vocab_size)
+        self.metrics = EngineMetrics(limits.max_model_len)
         self._compiler = assembled.compiler
         self._background: BackgroundCompiler | None = None
         self._in_flight: _Step | None = None
@@ -203,7 +205,7 @@ class Engine:
         of_prompt = PromptOutput(output, params, self.tokenizer, first_scored) if reads_prompt else None
         key = self.sampler.key_of(params.seed, self._num_arrived)
         deltas = [""] * params.num_choices
-        live = LiveRequest(output, params, options, states, of_prompt, key, time.monotonic(), deltas)
+        live = LiveRequest(output, params, options, states, of_prompt, key, time.monotonic(), deltas, self.metrics)
         for sequence in sequences:  # all or none: the first is refused if any is
             self.scheduler.add(sequence)
         self._state_of.update(zip(sequences, states, strict=True))
@@ -215,8 +217,10 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Drop a request and free what it holds; one that is not running is no error."""
         live = self._live.pop(request_id, None)
-        for state in live.states if live else ():
-            self._leave(state.sequence)
+        if live is not None:
+            live.left()
+            for state in live.states:
+                self._leave(state.sequence)
 
     @property
     def has_work(self) -> bool:
@@ -306,13 +310,16 @@ class Engine:
     def _dispatch(self, plan: Schedule) -> _Step | None:
         """Start a step on the device. From here on the host may go on with the next."""
         for sequence in plan.admitted:
+            self._live[sequence.request_id].admitted()
             if sequence.lane >= 0:
                 self.sampler.enter(sequence)
         self.runner.copy([(source, target) for target, source in plan.copies.items()])
         if not plan.rows:
             return None
         hidden, logits = self.runner.run([_row(row) for row in plan.rows], self.sampler.state.last_token)
-        self._num_computed_tokens += sum(row.num_tokens for row in plan.rows)
+        num_tokens = sum(row.num_tokens for row in plan.rows)
+        self._num_computed_tokens += num_tokens
+        self.metrics.step(num_tokens)
         drawing: dict[int, SequenceState] = {index: row.sequence for index, row in enumerate(plan.rows) if row.draws}
         sampled = None
         if drawing:
@@ -382,17 +389,21 @@ class Engine:
 
     def _settle(self, sequences: list[SequenceState]) -> list[LiveRequest]:
         """Let go of the sequences that ended; returns their requests."""
-        moved = []
+        moved, num_tokens, gaps_s, now_s = [], 0, [], time.monotonic()
         for sequence in sequences:
             live, state = self._live[sequence.request_id], self._state_of[sequence]
             moved.append(live)
-            live.output.metrics.setdefault("ttft_s", time.monotonic() - live.arrival_s)
+            num_new, gap_s = live.moved(sequence.index, now_s)
+            num_tokens += num_new
+            if gap_s is not None:
+                gaps_s.append(gap_s)
             if sequence.params.max_tokens == 0 and not state.output.finish_reason:
                 state.end("length")
             if state.output.finish_reason:
                 self._leave(sequence)
             else:
                 self.scheduler.read(sequence)
+        self.metrics.tokens(num_tokens, gaps_s)
         return moved
 
     def _leave(self, sequence: SequenceState) -> None:
@@ -438,7 +449,7 @@ class Engine:
         reports = [live.report() for live in {live.output.request_id: live for live in moved}.values()]
         for output, _ in reports:
             if output.finished:
-                del self._live[output.request_id]
+                self._live.pop(output.request_id).left()
         return [(output, deltas) for output, deltas in reports if output.outputs]
 
     def update_params(self, params: Any) -> None:
@@ -471,7 +482,9 @@ class Engine:
             "num_programs_loaded": self._compiler.num_loaded,
             "compile_time_s": self._compiler.compile_time_s,
             "padding_waste": num_padded / max(1, num_padded + self.runner.num_run_tokens),
+            "num_padded_tokens": num_padded,
             "num_computed_tokens": self._num_computed_tokens,
+            "num_looked_up_tokens": pages.num_looked_up_tokens,
             "num_cached_tokens": pages.num_cached_tokens,
             "prefix_cache_hit_rate": pages.num_cached_tokens / max(1, pages.num_looked_up_tokens),
             "num_preemptions": self.scheduler.num_preemptions,

@@ -48,7 +48,7 @@ def _length(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
-def _weights(text: str) -> dict[str, float]:
+def _weights(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
@@ -106,6 +106,9 @@ def make_parser() -> argparse.ArgumentParser:
     limits.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="to finish after SIGTERM")
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info")
+    logs.add_argument("--log-format", choices=("text", "json"), default="text", help="of the line that a request gets")
+    logs.add_argument("--log-prompts", action="store_true", help="have these lines hold the prompts")
+    logs.add_argument("--otlp-traces-endpoint", metavar="URL", help="for spans: http://localhost:4318/v1/traces")
     return parser
 
 
@@ -168,6 +171,7 @@ _NOT_OF_ENGINE = frozenset(
     ("config", "model", "served_model_name", "chat_template", "host", "port", "api_key", "api_key_file")
     + ("allowed_origins", "ssl_keyfile", "ssl_certfile", "max_queue_len", "max_requests_per_tenant", "max_body_size")
     + ("request_timeout", "stream_timeout", "drain_timeout", "log_level")
+    + ("log_format", "log_prompts", "otlp_traces_endpoint")
 )
 
 
@@ -187,6 +191,9 @@ def _settings(flags: argparse.Namespace) -> Settings:
             chat_template=_template(flags.chat_template),
             ssl_keyfile=flags.ssl_keyfile,
             ssl_certfile=flags.ssl_certfile,
+            log_format=flags.log_format,
+            log_prompts=flags.log_prompts,
+            otlp_traces_endpoint=flags.otlp_traces_endpoint,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
