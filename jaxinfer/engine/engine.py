@@ -40,6 +40,7 @@ from jaxinfer.request import (
 from jaxinfer.sampling.processors import LogitsProcessor
 from jaxinfer.sampling.sample import SampleOutput
 from jaxinfer.scheduler.scheduler import Schedule, ScheduledRow, Scheduler
+from jaxinfer.structured.grammar import Grammar, GrammarCompiler
 from jaxinfer.tokenizer import Tokenizer
 from jaxinfer.tokenizer.token_index import TokenIndex
 
@@ -80,6 +81,7 @@ class Engine:
         )
         self.scheduler = Scheduler(limits, pages)
         self.metrics = EngineMetrics(limits.max_model_len)
+        self._grammars = GrammarCompiler(tokenizer, self.config.model.vocab_size)
         self._compiler = assembled.compiler
         self._background: BackgroundCompiler | None = None
         self._in_flight: _Step | None = None
@@ -89,7 +91,6 @@ class Engine:
         self._timed: list[LiveRequest] = []  # those with a time limit
         self._state_of: dict[SequenceState, OutputState] = {}
         self._num_arrived = 0
-        self._num_computed_tokens = 0
         self._num_failed_steps = 0
         self._failure: str | None = None  # no exception: its traceback would keep arrays alive
 
@@ -137,6 +138,15 @@ class Engine:
     def _token_index(self) -> TokenIndex:
         return TokenIndex(self.tokenizer)
 
+    def compile_grammar(self, params: SamplingParams) -> Grammar | None:
+        """What `structured_outputs` asks for, compiled; None where nothing is. For any thread.
+
+        Raises:
+            ValueError: a form that is malformed, too large or cannot be honoured.
+        """
+        form = params.structured_outputs
+        return None if form is None else self._grammars.compile(form)
+
     def add(
         self,
         request_id: str,
@@ -145,12 +155,15 @@ class Engine:
         prompt: str | None = None,
         first_scored: int = 1,
         options: RequestOptions = DEFAULT_OPTIONS,
+        grammar: Grammar | None = None,
     ) -> None:
         """Queue a request. `first_scored` is the first prompt position that `prompt_logprobs` covers.
 
+        `grammar` is what `compile_grammar` made of the params, called here when None.
+
         Raises:
             ValueError: an empty or too long prompt, a token outside the vocabulary, a request id in use, a logits
-                processor that was not registered.
+                processor that was not registered, a form that cannot be had or leaves no first token.
             EngineDeadError: in a fork of the engine's process.
         """
         check_process()
@@ -167,6 +180,7 @@ class Engine:
         for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
             plain_ids(name, list(getattr(params, name) or ()), vocab)
         self.sampler.check(params)
+        grammar = grammar or self.compile_grammar(params)
         total = limit if params.max_tokens is None else min(limit, len(prompt_ids) + params.max_tokens)
         reads_prompt = params.prompt_logprobs is not None or params.return_hidden_states
         sequences = [
@@ -182,7 +196,8 @@ class Engine:
             )
             for index in range(params.num_choices)
         ]
-        states = [OutputState(each, self.tokenizer, vocab, lambda: self._token_index) for each in sequences]
+        states = [OutputState(each, self.tokenizer, vocab, lambda: self._token_index, grammar) for each in sequences]
+        states[0].check_first()
         # Which of best_of choices are shown is known at the end.
         shown = [state.output for state in states] if params.num_choices == params.n else []
         output = RequestOutput(request_id, prompt, list(prompt_ids), shown, False)
@@ -301,9 +316,7 @@ class Engine:
         if not plan.rows:
             return None
         hidden, logits = self.runner.run([_row(row) for row in plan.rows], self.sampler.state.last_token)
-        num_tokens = sum(row.num_tokens for row in plan.rows)
-        self._num_computed_tokens += num_tokens
-        self.metrics.step(num_tokens)
+        self.metrics.step(sum(row.num_tokens for row in plan.rows))
         drawing: dict[int, SequenceState] = {index: row.sequence for index, row in enumerate(plan.rows) if row.draws}
         sampled = None
         if drawing:
@@ -359,8 +372,10 @@ class Engine:
     def _take(self, row: int, sequence: SequenceState, arrays: dict[str, np.ndarray]) -> None:
         live, state = self._live[sequence.request_id], self._state_of[sequence]
         if arrays["mask_empty"][row] or arrays["bad_logits"][row]:
-            empty = arrays["mask_empty"][row]
-            state.end("error", "no token is allowed" if empty else "the model's logits are not finite", flush=False)
+            if arrays["mask_empty"][row]:
+                state.fail_without_token()
+            else:
+                state.end("error", "the model's logits are not finite", flush=False)
             return
         token, logprob, rank = (arrays[name][row].item() for name in ("tokens", "logprob", "rank"))
         entry: dict[int, Logprob] | None = None
@@ -371,21 +386,17 @@ class Engine:
 
     def _settle(self, sequences: list[SequenceState]) -> list[LiveRequest]:
         """Let go of the sequences that ended; returns their requests."""
-        moved, num_tokens, gaps_s, now_s = [], 0, [], time.monotonic()
+        moved, now_s = [], time.monotonic()
         for sequence in sequences:
             live, state = self._live[sequence.request_id], self._state_of[sequence]
             moved.append(live)
-            num_new, gap_s = live.moved(sequence.index, now_s)
-            num_tokens += num_new
-            if gap_s is not None:
-                gaps_s.append(gap_s)
+            live.moved(sequence.index, now_s)
             if sequence.params.max_tokens == 0 and not state.output.finish_reason:
                 state.end("length")
             if state.output.finish_reason:
                 self._leave(sequence)
             else:
                 self.scheduler.read(sequence)
-        self.metrics.tokens(num_tokens, gaps_s)
         return moved
 
     def _leave(self, sequence: SequenceState) -> None:
@@ -465,7 +476,7 @@ class Engine:
             "compile_time_s": self._compiler.compile_time_s,
             "padding_waste": num_padded / max(1, num_padded + self.runner.num_run_tokens),
             "num_padded_tokens": num_padded,
-            "num_computed_tokens": self._num_computed_tokens,
+            "num_computed_tokens": self.metrics.num_computed_tokens,
             "num_looked_up_tokens": pages.num_looked_up_tokens,
             "num_cached_tokens": pages.num_cached_tokens,
             "prefix_cache_hit_rate": pages.num_cached_tokens / max(1, pages.num_looked_up_tokens),

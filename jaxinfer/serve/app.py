@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import jaxinfer
-from jaxinfer.serve import about, chat, completions, errors, metrics, page, status
+from jaxinfer.serve import about, chat, completions, error_handlers, metrics, page, status
 from jaxinfer.serve.access_log import AccessLogMiddleware
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import notes
@@ -27,7 +27,7 @@ def create_app(server: Server) -> FastAPI:
     app.state.metrics = metrics.ServerMetrics(server.model_name, server.llm)
     for body in BODIES.values():
         notes(body)  # a field without a note is an error now, not at its first request
-    errors.install(app)
+    error_handlers.install(app)
 
     async def on_gone(request: object, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

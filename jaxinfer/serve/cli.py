@@ -48,7 +48,7 @@ def _length(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
-def _weights(text: str) -> dict[str, float]:
+def _weights(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
