@@ -18,7 +18,7 @@ from jaxinfer.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import llguidance
 
-MAX_CACHED = 128
+MAX_CACHED = 32  # a grammar grows as outputs follow it, up to some 40 MB
 _MAX_WHITESPACE = 64
 # Bounds on time and memory: fuel is spent at some 15 to 50 thousand a millisecond, a lexer state takes 1 to 2 kB.
 _LIMITS = {
