@@ -15,6 +15,7 @@ from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.schemas import DetokenizeRequest, TokenizeRequest
 from jaxinfer.serve.server import Server
 from jaxinfer.serve.sse import answer
+from jaxinfer.serve.tools.definitions import read_tool_use
 
 router = APIRouter()
 
@@ -54,7 +55,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages: give one of them", param="prompt")
     if body.prompt is not None:
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
             if getattr(body, name) is not None:
                 raise ApiError(400, f"{name} belongs to messages, not to a prompt", param=name)
         special = body.add_special_tokens is not False
@@ -62,7 +63,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     else:
         if body.add_special_tokens is not None:
             raise ApiError(400, "add_special_tokens belongs to a prompt, not to messages", param="add_special_tokens")
-        ids = await server.llm.encode(partial(prompts.render, server, body))
+        ids = await server.llm.encode(partial(prompts.render, server, body, read_tool_use(body.tools)))
     strings = [server.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
     return answer(
         {"count": len(ids), "max_model_len": server.max_model_len, "tokens": ids, "token_strs": strings},

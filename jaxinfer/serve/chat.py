@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,9 +11,11 @@ from starlette.responses import Response
 
 from jaxinfer.request import CompletionOutput, RequestOutput
 from jaxinfer.serve import forms, logprobs, params, prompts
+from jaxinfer.serve.reply import ReplyReader, delta_as_openai
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.server import Call, Generation, Prompt, Server
 from jaxinfer.serve.sse import DONE, EventStream, answer, event, unless_gone
+from jaxinfer.serve.tools.definitions import read_tool_use
 from jaxinfer.serve.usage import Usage
 
 router = APIRouter()
@@ -23,12 +26,14 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     """Answer a conversation."""
     server: Server = request.app.state.server
     server.check_model(body.model)
+    use = read_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     sampling = params.of_chat(server, body)
-    prompt = Prompt(await prompts.of_chat(server, body), sampling)
+    ids = await prompts.of_chat(server, body, use)
     call = Call.of(request, body, "chatcmpl")
-    with forms.named(body):
+    with forms.named(body), params.naming_tools(use):
+        prompt = Prompt(ids, params.with_calls(server, sampling, use, ids))
         generation = await server.open(call, [prompt], "delta" if body.stream else "final")
-    writer = _Writer(server, call, body)
+    writer = _Writer(server, call, body, partial(server.dialect.reader, use, ids))
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)
     try:
@@ -39,20 +44,23 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
 
 
 class _Writer:
-    """Answers of one request."""
+    """Answers of one request. `make_reader` makes what reads one choice."""
 
-    def __init__(self, server: Server, call: Call, body: ChatRequest):
+    def __init__(self, server: Server, call: Call, body: ChatRequest, make_reader: Callable[[], ReplyReader]):
         self._server = server
         self._call = call
         self._body = body
         self._usage = Usage(1)
+        self._make_reader = make_reader
+        self._readers: dict[int, ReplyReader] = {}
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         self._usage.add(0, output)
-        choices = [
-            {**self._choice(each), "message": {"role": "assistant", "content": each.text, "refusal": None}}
-            for each in output.outputs
-        ]
+        choices = []
+        for each in output.outputs:
+            reader = self._readers[each.index] = self._make_reader()
+            reply = reader.read(each.text)
+            choices.append({**self._choice(each), "message": {**reply.as_openai(), "refusal": None}})
         return {
             **self._head("chat.completion"),
             "choices": choices,
@@ -63,23 +71,30 @@ class _Writer:
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         options = self._body.stream_options
         always = bool(options and options.continuous_usage_stats)
-        started: set[int] = set()
         async for _, output in generation.outputs():
             self._usage.add(0, output)
             told = {"usage": self._usage.of_all()} if always else {}
             head = {**self._head("chat.completion.chunk"), **told}
             for each in output.outputs:
-                if each.index not in started:
+                if each.index not in self._readers:
                     opening = {"index": each.index, "delta": {"role": "assistant", "content": ""}}
-                    own = {} if started else self._of_prompt(output)
-                    started.add(each.index)
+                    own = {} if self._readers else self._of_prompt(output)
+                    self._readers[each.index] = self._make_reader()
                     yield event({**head, "choices": [{**opening, "finish_reason": None}], **own})
-                if each.text or each.token_ids or each.finish_reason:
-                    delta = {"content": each.text} if each.text else {}
+                delta = self._delta(each)
+                if delta or each.token_ids or each.finish_reason:
                     yield event({**head, "choices": [{**self._choice(each), "delta": delta}]})
         if options and options.include_usage:
             yield event({**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage.of_all()})
         yield DONE
+
+    def _delta(self, choice: CompletionOutput) -> dict[str, Any]:
+        """What new text adds to the message; what may yet become a call or a tag waits."""
+        reader = self._readers[choice.index]
+        delta = reader.add(choice.text)
+        if choice.finish_reason is not None:
+            delta = delta + reader.finish()
+        return delta_as_openai(delta)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -99,7 +114,10 @@ class _Writer:
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:
         """What is told of a choice beside its text."""
-        told: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason, "logprobs": None}
+        reason = choice.finish_reason
+        if reason == "stop" and self._readers[choice.index].num_calls:
+            reason = "tool_calls"
+        told: dict[str, Any] = {"index": choice.index, "finish_reason": reason, "logprobs": None}
         if self._body.logprobs:
             told["logprobs"] = logprobs.of_chat(
                 choice.token_ids,

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 from jaxinfer.phases import LOG_LEVELS
 from jaxinfer.serve.config import ServerConfig
+from jaxinfer.serve.reasoning import REASONING_PARSERS
+from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS
 
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -72,6 +74,12 @@ def make_parser() -> argparse.ArgumentParser:
     model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     model.add_argument("--quantization", help="none is the only value yet")
     model.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the source itself")
+    model.add_argument(
+        "--tool-call-parser", choices=TOOL_CALL_PARSERS, help="how the model writes tool calls; by its template"
+    )
+    model.add_argument(
+        "--reasoning-parser", choices=("none", *REASONING_PARSERS), help="how it marks reasoning; by its template"
+    )
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-model-len", type=_length, metavar="TOKENS", help="prompt and output together, or auto")
     engine.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="sequences that run at once")
@@ -171,7 +179,7 @@ _NOT_OF_ENGINE = frozenset(
     ("config", "model", "served_model_name", "chat_template", "host", "port", "api_key", "api_key_file")
     + ("allowed_origins", "ssl_keyfile", "ssl_certfile", "max_queue_len", "max_requests_per_tenant", "max_body_size")
     + ("request_timeout", "stream_timeout", "drain_timeout", "log_level")
-    + ("log_format", "log_prompts", "otlp_traces_endpoint")
+    + ("log_format", "log_prompts", "otlp_traces_endpoint", "tool_call_parser", "reasoning_parser")
 )
 
 
@@ -189,6 +197,8 @@ def _settings(flags: argparse.Namespace) -> Settings:
             api_keys=_api_keys(flags),
             allowed_origins=tuple(flags.allowed_origins),
             chat_template=_template(flags.chat_template),
+            tool_call_parser=flags.tool_call_parser,
+            reasoning_parser=flags.reasoning_parser,
             ssl_keyfile=flags.ssl_keyfile,
             ssl_certfile=flags.ssl_certfile,
             log_format=flags.log_format,

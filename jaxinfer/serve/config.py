@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxinfer.serve.dialect import check_parsers
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -17,6 +19,7 @@ class ServerConfig:
     log_format: of the access log: "text" for key=value, "json" for a JSON object a line.
     log_prompts: whether the access log holds prompts.
     otlp_traces_endpoint: URL that spans go to, by OTLP over HTTP; None for no traces.
+    tool_call_parser, reasoning_parser: how answers are read; by the chat template when None, see `Dialect`.
     api_keys: name of each key's owner by key; who they are decides fairness. Empty where no key is needed.
     """
 
@@ -31,6 +34,8 @@ class ServerConfig:
     api_keys: dict[str, str] | None = None
     allowed_origins: tuple[str, ...] = ()
     chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     log_format: str = "text"
@@ -38,6 +43,7 @@ class ServerConfig:
     otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} must be from 0, which takes a free one, up to 65535")
         for name in ("max_queue_len", "max_body_bytes"):

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
+from jaxinfer.serve.tools.definitions import FieldError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -62,6 +63,8 @@ def api_error(error: BaseException, fields: Sequence[str] = ()) -> ApiError:
         return error
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine has failed and cannot go on; restart the server", code="engine_dead")
+    if isinstance(error, FieldError):
+        return ApiError(400, str(error), param=error.param)
     if isinstance(error, ValueError | TypeError):
         name = re.match(r"\w+", str(error))
         param = name.group() if name and name.group() in fields else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 from jaxinfer.request import MAX_LOGPROBS, SamplingParams
@@ -10,6 +13,8 @@ from jaxinfer.serve import forms
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, GenerationBody
 from jaxinfer.serve.server import Server
+from jaxinfer.serve.tools.definitions import ToolUse
+from jaxinfer.structured.params import StructuredOutputsParams
 
 _NAMES = frozenset(field.name for field in fields(SamplingParams)) - {"logprobs", "structured_outputs"}
 
@@ -60,6 +65,38 @@ def of_chat(server: Server, body: ChatRequest) -> SamplingParams:
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         raise ApiError(400, f"{name}={most} must be at least 1", param=name)
     return SamplingParams(**{**_given(server, body), "max_tokens": most, "logprobs": logprobs})
+
+
+def with_calls(server: Server, params: SamplingParams, use: ToolUse, prompt_ids: list[int]) -> SamplingParams:
+    """The parameters under the grammar that tools, reasoning and the form of the content need together.
+
+    Raises:
+        ApiError: the content's form cannot go into one grammar with calls.
+        FieldError: a function's schema cannot be enforced.
+    """
+    form = params.structured_outputs
+    schema: dict[str, Any] | None = None
+    if form is not None and form.kind in ("json", "json_object"):
+        schema = {"type": "object"} if form.json is None else json.loads(str(form.json))
+    grammar = server.dialect.grammar(use, prompt_ids, schema)
+    if grammar is None:
+        return params
+    if form is not None and (schema is None or form.disable_any_whitespace or form.whitespace_pattern):
+        raise ApiError(400, f"tools: {form.kind} of structured outputs and calls exclude each other", param="tools")
+    return replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+
+
+@contextmanager
+def naming_tools(use: ToolUse) -> Iterator[None]:
+    """Has what is wrong with a grammar made of tools told of the tools: the grammar is not the client's."""
+    try:
+        yield
+    except ValueError as error:
+        _, found, why = str(error).partition("structured_outputs.grammar")
+        if not found or not use.names:
+            raise
+        why = f"tools: the functions' schemas together cannot be enforced: {why.lstrip(': ')}"
+        raise ApiError(400, why, param="tools") from None
 
 
 def check_stream_options(body: GenerationBody) -> None:

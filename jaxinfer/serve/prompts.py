@@ -9,6 +9,7 @@ from jaxinfer.request import plain_ids
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from jaxinfer.serve.server import Server
+from jaxinfer.serve.tools.definitions import ToolUse
 
 
 async def of_completion(server: Server, body: CompletionRequest) -> list[tuple[str | None, list[int]]]:
@@ -45,26 +46,26 @@ def _is_ids(prompt: Any) -> bool:
     return bool(prompt) and isinstance(prompt[0], int)
 
 
-async def of_chat(server: Server, body: ChatRequest) -> list[int]:
+async def of_chat(server: Server, body: ChatRequest, use: ToolUse) -> list[int]:
     """The ids of a conversation. Raises `ApiError` where it is too long, `ValueError` for the template's reasons."""
-    ids = await server.llm.encode(partial(render, server, body))
+    ids = await server.llm.encode(partial(render, server, body, use))
     return checked(server, ids, "messages", body.truncate_prompt_tokens)
 
 
-def render(server: Server, body: ChatRequest | TokenizeRequest) -> list[int]:
-    """What the chat template makes of a body's messages."""
+def render(server: Server, body: ChatRequest | TokenizeRequest, use: ToolUse) -> list[int]:
+    """What the chat template makes of a body's messages and tools."""
     variables = body.chat_template_kwargs or {}
     own = {"tokenize", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
     if clash := sorted(own.intersection(variables)):
         raise ApiError(
             400, f"chat_template_kwargs: {clash[0]} cannot be set there", param=f"chat_template_kwargs.{clash[0]}"
         )
-    if not body.messages:
-        raise ApiError(400, "messages is empty; give at least one message", param="messages")
+    messages, tools = server.dialect.for_template(body.messages, use)
     continues = body.continue_final_message is True
     generates = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     return server.tokenizer.apply_chat_template(
-        body.messages,
+        messages,
+        tools=tools,
         add_generation_prompt=generates,
         continue_final_message=continues,
         chat_template=server.config.chat_template,

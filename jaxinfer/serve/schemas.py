@@ -103,6 +103,13 @@ class ChatRequest(GenerationBody):
     max_completion_tokens: Annotated[int | None, Enforced("SamplingParams.max_tokens, before max_tokens")] = None
     logprobs: Annotated[bool | None, Enforced("SamplingParams.logprobs")] = None
     top_logprobs: Annotated[int | None, Enforced("SamplingParams.logprobs")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, Enforced("the chat template, or a system message; Dialect.reader: calls")
+    ] = None
+    tool_choice: Annotated[Any, Enforced("read_tool_use: which calls are read; Dialect.grammar: forced ones")] = None
+    parallel_tool_calls: Annotated[bool | None, Enforced("Dialect.grammar: one call at most where false")] = None
+    functions: Annotated[None, Refused("is the old form; use tools")] = None
+    function_call: Annotated[None, Refused("is the old form; use tool_choice")] = None
     add_generation_prompt: Annotated[bool | None, Enforced("the chat template")] = None
     continue_final_message: Annotated[bool | None, Enforced("the chat template")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Enforced("the chat template's variables")] = None
@@ -119,6 +126,7 @@ class TokenizeRequest(Body):
     model: Annotated[str | None, Enforced("Server.check_model")] = None
     prompt: Annotated[str | None, Enforced("Tokenizer.encode")] = None
     messages: Annotated[list[dict[str, Any]] | None, Enforced("the chat template")] = None
+    tools: Annotated[list[dict[str, Any]] | None, Enforced("the chat template, or a system message")] = None
     add_special_tokens: Annotated[bool | None, Enforced("Tokenizer.encode, of a prompt")] = None
     add_generation_prompt: Annotated[bool | None, Enforced("the chat template")] = None
     continue_final_message: Annotated[bool | None, Enforced("the chat template")] = None

@@ -17,6 +17,7 @@ from jaxinfer.mailbox import OutputKind
 from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.serve.admission import Admission
 from jaxinfer.serve.config import ServerConfig
+from jaxinfer.serve.dialect import Dialect
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.request_log import RequestRecord
 from jaxinfer.serve.schemas import GenerationBody
@@ -35,6 +36,7 @@ class Server:
         self.max_model_len = llm.max_model_len
         self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
         self.tracer: Tracer | None = None
+        self.dialect = Dialect(llm.tokenizer, config.chat_template, config.tool_call_parser, config.reasoning_parser)
         self._running: set[str] = set()
 
     @property

@@ -102,6 +102,12 @@ def engine() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
+def runner() -> Any:
+    """`running`, for servers around other engines, and for fixtures of a wider scope than `serving`."""
+    return running
+
+
+@pytest.fixture(scope="session")
 def served(engine: Any) -> Iterator[Running]:
     """A server with the default settings, and a template that reads a variable `tone` beside the model's own."""
     with running(engine, chat_template=engine.tokenizer.chat_template + "{{ tone }}") as found:

@@ -94,7 +94,7 @@ def test_stop_strings_end_and_are_told(served):
     [
         ({"messages": []}, "messages", "empty"),
         ({"messages": "hi"}, "messages", "list"),
-        ({"messages": [{"content": "hi"}]}, "messages", "role"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role", "not one of"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),

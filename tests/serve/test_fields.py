@@ -409,6 +409,41 @@ def _tokens(ask: Endpoint) -> None:
     assert ask.error(tokens=[10**9])["param"] == "tokens"
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "parameters": {"properties": {"a": {"enum": ["x"]}}, "required": ["a"]}},
+    }
+    for name in ("f", "g")
+]
+NAMED = {"type": "function", "function": {"name": "g"}}
+
+
+def _tools(ask: Endpoint) -> None:
+    messages = {"prompt": ..., "messages": [{"role": "user", "content": "once"}], "truncate_prompt_tokens": ...}
+    if ask.path == CHAT:
+        assert "context is 256" in ask.error(**messages, tools=TOOLS)["message"]
+    else:
+        assert _num_prompt_tokens(ask, **messages, tools=TOOLS) > _num_prompt_tokens(ask, **messages) + 100
+
+
+def _calls(ask: Endpoint, **changes: Any) -> list[tuple[str, str]]:
+    room = {"tools": TOOLS, "truncate_prompt_tokens": 20, "max_tokens": 200, "seed": 2}
+    found = ask.choice(**room, **changes)["message"].get("tool_calls", [])
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in found]
+
+
+def _tool_choice(ask: Endpoint) -> None:
+    assert _calls(ask, tool_choice=NAMED) == [("g", '{"a": "x"}')]
+    assert _calls(ask, tool_choice="none") == []
+    assert ask.error(tool_choice="required")["param"] == "tool_choice"
+
+
+def _parallel(ask: Endpoint) -> None:
+    assert len(_calls(ask, tool_choice="required", min_tokens=80)) > 1  # a call has fewer tokens
+    assert len(_calls(ask, tool_choice="required", parallel_tool_calls=False)) == 1
+
+
 EFFECTS: dict[str, dict[str, Check]] = {
     COMPLETIONS: {
         **GENERATION,
@@ -421,6 +456,9 @@ EFFECTS: dict[str, dict[str, Check]] = {
     CHAT: {
         **GENERATION,
         "messages": _messages,
+        "tools": _tools,
+        "tool_choice": _tool_choice,
+        "parallel_tool_calls": _parallel,
         "max_completion_tokens": _max_completion_tokens,
         "logprobs": _chat_logprobs,
         "top_logprobs": _top_logprobs,
@@ -432,6 +470,7 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "model": _model,
         "prompt": _tokenized_prompt,
         "messages": _messages,
+        "tools": _tools,
         "add_special_tokens": _special_tokens,
         "add_generation_prompt": _generation_prompt,
         "continue_final_message": _continue,

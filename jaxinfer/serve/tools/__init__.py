@@ -1,0 +1,1 @@
+"""Tools: their definitions, the calls in a model's text, and the grammar that forces calls."""
