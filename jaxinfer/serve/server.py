@@ -44,6 +44,11 @@ class Server:
         return self.model_names[0]
 
     @property
+    def state(self) -> str:
+        """ "ready" while requests are taken, "draining" before the end, "dead" where the engine cannot go on."""
+        return "draining" if self.admission.draining else "dead" if self.llm.failure is not None else "ready"
+
+    @property
     def tokenizer(self) -> Tokenizer:
         return self.llm.tokenizer
 
