@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import jaxinfer
-from jaxinfer.serve import about, chat, completions, errors
+from jaxinfer.serve import about, chat, completions, embeddings, errors, score
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import notes
 from jaxinfer.serve.middleware import Authentication, BodyLimit
@@ -31,7 +31,7 @@ def create_app(server: Server) -> FastAPI:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     app.add_exception_handler(ClientGone, on_gone)
-    for module in (completions, chat, about):
+    for module in (completions, chat, embeddings, score, about):
         app.include_router(module.router)
     config = server.config
     # The last one added is the first that a request meets.

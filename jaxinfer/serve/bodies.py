@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from jaxinfer.serve.embedding_schemas import EmbeddingRequest, ScoreRequest
 from jaxinfer.serve.fields import Body
 from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/score": ScoreRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

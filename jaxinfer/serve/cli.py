@@ -72,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     model.add_argument("--quantization", help="none is the only value yet")
     model.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the source itself")
+    model.add_argument("--pooling", choices=("mean", "last"), default="mean", help="of a text's states, for embeddings")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-model-len", type=_length, metavar="TOKENS", help="prompt and output together, or auto")
     engine.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="sequences that run at once")
@@ -167,7 +168,7 @@ def _one(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, p
 _NOT_OF_ENGINE = frozenset(
     ("config", "model", "served_model_name", "chat_template", "host", "port", "api_key", "api_key_file")
     + ("allowed_origins", "ssl_keyfile", "ssl_certfile", "max_queue_len", "max_requests_per_tenant", "max_body_size")
-    + ("request_timeout", "stream_timeout", "drain_timeout", "log_level")
+    + ("request_timeout", "stream_timeout", "drain_timeout", "log_level", "pooling")
 )
 
 
@@ -182,6 +183,7 @@ def _settings(flags: argparse.Namespace) -> Settings:
             request_timeout_s=flags.request_timeout,
             stream_timeout_s=flags.stream_timeout,
             drain_timeout_s=flags.drain_timeout,
+            pooling=flags.pooling,
             api_keys=_api_keys(flags),
             allowed_origins=tuple(flags.allowed_origins),
             chat_template=_template(flags.chat_template),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.schemas import GenerationBody
 from jaxinfer.tokenizer import Tokenizer
+
+MAX_PRIORITY = 1_000_000
+"""Requests may ask for a priority from minus this up to this."""
+OFFLINE_PRIORITY = 1 << 30
+"""What is added to the priority of a request of a batch, so that it comes after every other one."""
 
 
 class Server:
@@ -53,6 +58,25 @@ class Server:
     async def abort_all(self) -> None:
         """End what runs: its clients get what there is, with finish_reason "abort"."""
         await asyncio.gather(*(self.llm.abort(request_id) for request_id in self._running))
+
+    @contextmanager
+    def hold(self, call: Call, request_ids: Sequence[str], num_sequences: int) -> Iterator[None]:
+        """The places of a call while the body runs, and its requests in the engine among those that `abort_all` ends.
+
+        An offline call takes none of the places: who makes it bounds it, and ends it.
+
+        Raises:
+            ApiError: there is no room.
+        """
+        if call.offline:
+            yield
+            return
+        with self.admission.enter(call.tenant, num_sequences):
+            self._running.update(request_ids)
+            try:
+                yield
+            finally:
+                self._running.difference_update(request_ids)
 
     async def open(self, call: Call, prompts: Sequence[Prompt], output_kind: OutputKind) -> Generation:
         """Bring prompts to the engine as one request. Close what comes back.
@@ -89,19 +113,50 @@ class Call:
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | int | None = None
+    offline: bool = False
 
     @classmethod
     def of(cls, request: Request, body: GenerationBody, prefix: str) -> Call:
-        """The call that a body makes. The tenant is the API key's owner, or whom the body names where keys do not."""
-        limit_s = request.app.state.server.config.request_timeout_s
-        given_s = body.timeout_s if body.timeout_s is not None else limit_s
+        """The call that a body makes; see `make`."""
+        named = body.user or body.safety_identifier
+        return cls.make(request, prefix, named, body.priority, body.cache_salt, body.timeout_s)
+
+    @classmethod
+    def make(
+        cls,
+        request: Request,
+        prefix: str,
+        named: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | int | None = None,
+    ) -> Call:
+        """A call with what its body asks for. The tenant is the API key's owner, or `named` where keys do not say.
+
+        A request of a batch comes after all others, and has no time limit but its own.
+
+        Raises:
+            ApiError: a priority out of its range.
+        """
+        priority = priority or 0
+        if abs(priority) > MAX_PRIORITY:
+            raise ApiError(
+                400,
+                f"priority={priority} must be from -{MAX_PRIORITY} up to {MAX_PRIORITY}",
+                param="priority",
+            )
+        offline = bool(getattr(request.state, "offline", False))
+        limit_s = None if offline else request.app.state.server.config.request_timeout_s
+        given_s = timeout_s if timeout_s is not None else limit_s
+        tenant = tenant_of(request, named)
         return cls(
             f"{prefix}-{uuid.uuid4().hex}",
             int(time.time()),
-            tenant_of(request, body.user or body.safety_identifier),
-            body.priority or 0,
-            body.cache_salt or "",
+            f"batch/{tenant}" if offline else tenant,
+            priority + OFFLINE_PRIORITY if offline else priority,
+            cache_salt or "",
             given_s if limit_s is None or given_s is None else min(given_s, limit_s),
+            offline,
         )
 
 
@@ -125,10 +180,8 @@ class Generation:
         """See `Server.open`."""
         call = self.call
         num_sequences = sum(prompt.params.num_choices for prompt in prompts)
-        self._held.enter_context(server.admission.enter(call.tenant, num_sequences))
         ids = [f"{call.id}-{index}" for index in range(len(prompts))]
-        server._running.update(ids)
-        self._held.callback(server._running.difference_update, ids)
+        self._held.enter_context(server.hold(call, ids, num_sequences))
         submitted = await asyncio.gather(
             *(
                 server.llm.submit(
