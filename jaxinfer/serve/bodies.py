@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxinfer.serve.batch_schemas import BatchRequest, FileUpload
 from jaxinfer.serve.embedding_schemas import EmbeddingRequest, ScoreRequest
 from jaxinfer.serve.fields import Body
 from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -11,6 +12,8 @@ BODIES: dict[str, type[Body]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/v1/score": ScoreRequest,
+    "/v1/files": FileUpload,
+    "/v1/batches": BatchRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }

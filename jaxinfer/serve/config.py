@@ -17,7 +17,8 @@ class ServerConfig:
     stream_timeout_s: how long a client may leave a stream unread.
     drain_timeout_s: how long what runs may go on after SIGTERM.
     pooling: "mean" or "last", how embeddings are made of a text's tokens where requests do not say.
-    batch_dir: where files and batches are kept; None for nowhere, and they are refused.
+    batch_dir: where files and batches are kept; None for nowhere, and they are refused. Where it cannot be used, that
+        is an error if `needs_batch_dir`, and else the same as None.
     max_batch_seqs: requests of batches at once in the engine; None is as many as sequences run at once.
     max_file_bytes, max_stored_bytes: of one file, and of all files and results under `batch_dir`.
     api_keys: name of each key's owner by key; who they are decides fairness. Empty where no key is needed.
@@ -33,6 +34,7 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     pooling: Literal["mean", "last"] = "mean"
     batch_dir: Path | None = None
+    needs_batch_dir: bool = True
     max_batch_seqs: int | None = None
     max_file_bytes: int = 200 << 20
     max_stored_bytes: int = 10 << 30
