@@ -213,14 +213,14 @@ def test_online_requests_go_before_a_batch(keeping, engine):
     assert completed < 100, "three times 30 tokens did not wait for 100 times 200"
     # As many online requests as there are rows: no line of the batch begins meanwhile.
     threads = [
-        threading.Thread(target=keeping.post, args=("/v1/completions", {**body, "max_tokens": 200})) for _ in range(8)
+        threading.Thread(target=keeping.post, args=("/v1/completions", {**body, "max_tokens": 100})) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     after = client.batches.retrieve(batch.id).request_counts.completed
-    assert after - completed <= 2 * engine.max_num_seqs, "8 requests of 200 tokens ran while so few of the batch did"
+    assert after - completed <= 2 * engine.max_num_seqs, "8 requests of 100 tokens ran while so few of the batch did"
     client.batches.cancel(batch.id)
     assert ended(client, batch).status == "cancelled"
 
@@ -282,10 +282,10 @@ def test_a_crash_while_results_are_written_makes_no_second_file(engine, tmp_path
 
 
 def test_draining_begins_no_line_and_loses_none(engine, tmp_path):
-    long = {**COMPLETION, "max_tokens": 40, "ignore_eos": True}
+    long = {**COMPLETION, "max_tokens": 30, "ignore_eos": True}
     with running(engine, batch_dir=tmp_path) as server:
         client = server.openai()
-        batch = create(client, [line(f"{number}", long) for number in range(40)])
+        batch = create(client, [line(f"{number}", long) for number in range(16)])
         while client.batches.retrieve(batch.id).request_counts.completed < 2:
             time.sleep(0.01)
 
@@ -296,13 +296,13 @@ def test_draining_begins_no_line_and_loses_none(engine, tmp_path):
         time.sleep(1)
         assert engine.stats()["num_running"] == 0, "what ran is done, and nothing else has begun"
         done = client.batches.retrieve(batch.id).request_counts.completed
-        assert done < 40
+        assert done < 16
         with pytest.raises(openai.APIStatusError, match="shutting down"):
             create(client, [line("x", long)])
     with running(engine, batch_dir=tmp_path) as server:
         client = server.openai()
         batch = ended(client, batch)
-        assert (batch.status, batch.request_counts.completed) == ("completed", 40)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 16)
 
 
 def test_batches_belong_to_the_owner_of_the_key(engine, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from jaxinfer.serve.file_store import FileStore
 from tests.serve.conftest import Running, running
 
+HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
 KEYS = {"key-of-ann": "ann", "key-of-bob": "bob"}
 
 
@@ -118,7 +119,7 @@ def test_bad_forms_are_refused_by_name(keeping, folder, parts, param, words):
         (b"x", "multipart/form-data"),
         (b"x", "multipart/form-data; boundary=b"),
         (
-            b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nxyz',
+            HEAD + b"xyz",
             "multipart/form-data; boundary=b",
         ),
         (b"--b\r\n\r\nxyz\r\n--b--\r\n", "multipart/form-data; boundary=b"),
@@ -140,7 +141,7 @@ def test_sizes_are_bounded(keeping, folder):
     assert error.value.status_code == 413
 
     def endless() -> Iterator[bytes]:
-        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        yield HEAD
         for _ in range(100):
             yield bytes(1 << 16)
 
@@ -178,7 +179,8 @@ def test_a_name_is_never_a_path(keeping, folder, name):
     "wrong",
     [
         "..", "../lock", "..%2Flock", "%2e%2e%2flock", "..%2f..%2fsecret", "%2Fetc%2Fpasswd", "file-..%2f..%2fsecret",
-        "file-" + "0" * 32, "file-" + "0" * 31, "file-" + "0" * 32 + ".json", "file-" + "0" * 32 + "%0a", "%00", "a" * 4000,
+        "file-" + "0" * 32, "file-" + "0" * 31, "file-" + "0" * 32 + ".json", "file-" + "0" * 32 + "%0a",
+        "%00", "a" * 4000,
     ],
 )  # fmt: skip
 def test_an_id_reaches_nothing_but_files(keeping, folder, wrong):
