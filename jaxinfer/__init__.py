@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxinfer.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
     from jaxinfer.sampling.processors import LogitsProcessor
     from jaxinfer.scoring import ContinuationScore
+    from jaxinfer.structured.params import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -35,6 +36,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "generate",
 ]
 _HOMES = {
@@ -48,6 +50,7 @@ _HOMES = {
     "RequestError": "jaxinfer.engine.errors",
     "LLM": "jaxinfer.llm",
     "LogitsProcessor": "jaxinfer.sampling.processors",
+    "StructuredOutputsParams": "jaxinfer.structured.params",
     "generate": "jaxinfer.quick",
 }
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
+from jaxinfer.structured.params import StructuredOutputsParams
+
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 
@@ -28,6 +30,7 @@ class SamplingParams:
     max_tokens: None is up to the model's limit; 0 only reads the prompt, for `prompt_logprobs` and hidden states.
     logits_processors: the processors given to `LLM(logits_processors=…)` that this request uses, by name; a mapping
         sets their parameters, `{"name": {"parameter": 1.5}}`.
+    structured_outputs: the form of the output, such as a JSON schema; the tokens that fit no such text are not drawn.
     return_hidden_states: the last layer's normalised states, of the prompt and of each token drawn.
     return_logits: the raw float32 logits that each token was drawn from.
 
@@ -59,6 +62,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     return_hidden_states: bool = False
     return_logits: bool = False
 
@@ -111,6 +115,8 @@ class SamplingParams:
                 self._set(name, plain_ids(name, ids))
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids is empty: no token could be sampled; leave it out to allow all")
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise ValueError(f"structured_outputs={self.structured_outputs!r:.60} must be a StructuredOutputsParams")
         if self.logit_bias is not None:
             self._set("logit_bias", _plain_bias(self.logit_bias))
         if self.logits_processors is not None:
@@ -244,7 +250,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A request's prompt and its choices. `metrics` holds `ttft_s`, if a token came, and `e2e_s`, both from arrival.
+    """A request's prompt and its choices.
+
+    `metrics` holds seconds from arrival: `queue_s` until it first ran, `ttft_s` until a token came, `e2e_s` until its
+    end; each once that has happened.
 
     `prompt_logprobs` has an entry for each token of the prompt, None for the first, which nothing precedes.
     `prompt_hidden_states` is [num_prompt_tokens, D]. `num_cached_tokens` of the prompt were found in the prefix cache.
@@ -370,7 +379,7 @@ class SequenceState:
     @property
     def needs_token(self) -> bool:
         """Whether the next token cannot be sampled before the host has read the last: what is allowed depends on it."""
-        return bool(self.params.bad_words)
+        return bool(self.params.bad_words) or self.params.structured_outputs is not None
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Known tokens start … end - 1 of prompt and output together, touching no others."""

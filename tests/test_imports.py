@@ -57,7 +57,7 @@ FORBIDDEN: list[tuple[tuple[str, ...], tuple[str, ...], str]] = [
         for door in DOORS
     ),
 ]
-BASE_MODULES = ("jaxinfer.config", "jaxinfer.request", "jaxinfer.metrics")
+BASE_MODULES = ("jaxinfer.config", "jaxinfer.request", "jaxinfer.metrics", "jaxinfer.structured.params")
 
 
 def module_name(path: Path) -> str:
@@ -178,7 +178,17 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     loaded = {name.split(".")[0] for name in run.stdout.split()}
     assert "jaxinfer" in loaded
     heavy = {"jax", "jaxlib", "flax", "numpy", "scipy", "orbax", "tensorstore", "tokenizers", "safetensors", "gguf"}
-    heavy |= {"huggingface_hub", "jinja2", "requests", "tqdm", "jaxtyping", "ml_dtypes", "torch", "transformers"}
+    heavy |= {
+        "huggingface_hub",
+        "jinja2",
+        "requests",
+        "tqdm",
+        "llguidance",
+        "jaxtyping",
+        "ml_dtypes",
+        "torch",
+        "transformers",
+    }
     assert loaded & heavy == set()
 
 

@@ -136,7 +136,8 @@ def test_bad_words_leave_the_text(llm):
     across = "swer is"  # parts of two tokens
     assert across in one(llm).text and across not in one(llm, bad_words=[across], max_tokens=24).text
     refused = one(llm, allowed_token_ids=[llm.tokenizer.encode(" Paris")[0]], bad_words=["Paris"])
-    assert (refused.finish_reason, refused.stop_reason) == ("error", "no token is allowed")
+    reason = "no token is allowed: allowed_token_ids and bad_words together leave none after 0 tokens"
+    assert (refused.finish_reason, refused.stop_reason) == ("error", reason)
 
 
 def test_typical_p_takes_the_token_of_typical_surprise(llm):

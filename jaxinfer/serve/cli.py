@@ -50,7 +50,7 @@ def _length(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
-def _weights(text: str) -> dict[str, float]:
+def _weights(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
@@ -114,6 +114,9 @@ def make_parser() -> argparse.ArgumentParser:
     batches.add_argument("--max-stored-size", type=size_bytes, default=10 << 30, metavar="SIZE", help="of all: 10G")
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info")
+    logs.add_argument("--log-format", choices=("text", "json"), default="text", help="of the line that a request gets")
+    logs.add_argument("--log-prompts", action="store_true", help="have these lines hold the prompts")
+    logs.add_argument("--otlp-traces-endpoint", metavar="URL", help="for spans: http://localhost:4318/v1/traces")
     return parser
 
 
@@ -177,6 +180,7 @@ _NOT_OF_ENGINE = frozenset(
     + ("allowed_origins", "ssl_keyfile", "ssl_certfile", "max_queue_len", "max_requests_per_tenant", "max_body_size")
     + ("request_timeout", "stream_timeout", "drain_timeout", "log_level", "pooling")
     + ("batch_dir", "max_batch_seqs", "max_file_size", "max_stored_size")
+    + ("log_format", "log_prompts", "otlp_traces_endpoint")
 )
 
 
@@ -202,6 +206,9 @@ def _settings(flags: argparse.Namespace) -> Settings:
             chat_template=_template(flags.chat_template),
             ssl_keyfile=flags.ssl_keyfile,
             ssl_certfile=flags.ssl_certfile,
+            log_format=flags.log_format,
+            log_prompts=flags.log_prompts,
+            otlp_traces_endpoint=flags.otlp_traces_endpoint,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -21,6 +21,9 @@ class ServerConfig:
         is an error if `needs_batch_dir`, and else the same as None.
     max_batch_seqs: requests of batches at once in the engine; None is as many as sequences run at once.
     max_file_bytes, max_stored_bytes: of one file, and of all files and results under `batch_dir`.
+    log_format: of the access log: "text" for key=value, "json" for a JSON object a line.
+    log_prompts: whether the access log holds prompts.
+    otlp_traces_endpoint: URL that spans go to, by OTLP over HTTP; None for no traces.
     api_keys: name of each key's owner by key; who they are decides fairness. Empty where no key is needed.
     """
 
@@ -43,6 +46,9 @@ class ServerConfig:
     chat_template: str | None = None
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
+    log_format: str = "text"
+    log_prompts: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -55,5 +61,7 @@ class ServerConfig:
         for name in ("request_timeout_s", "stream_timeout_s", "drain_timeout_s"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name}={value} must be a number of seconds above 0")
+        if self.log_format not in ("text", "json"):
+            raise ValueError(f"log_format={self.log_format!r} must be text or json")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile go together: give both or neither")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from jaxinfer.request import RequestOutput
 from jaxinfer.serve.errors import ApiError
-from jaxinfer.serve.server import Call, Prompt, Server, checked
+from jaxinfer.serve.server import Call, Prompt, Server
 
 
 async def outputs(server: Server, call: Call, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, RequestOutput]]:
@@ -20,6 +20,7 @@ async def outputs(server: Server, call: Call, prompts: Sequence[Prompt]) -> Asyn
         ApiError: there is no room, or a prompt was not read to its end.
         ValueError: the engine refuses a prompt.
     """
+    call.describe(server, prompts)
     width = min(len(prompts), server.llm.max_num_seqs)
     waiting = iter(enumerate(prompts))
     running: set[asyncio.Task[tuple[int, RequestOutput]]] = set()
@@ -54,7 +55,7 @@ async def _one(server: Server, call: Call, index: int, prompt: Prompt) -> tuple[
         timeout_s=call.timeout_s,
     )
     async for output in stream:
-        reason = checked(output).outputs[0].finish_reason
+        reason = call.noted(output).outputs[0].finish_reason
         if reason == "timeout":
             raise ApiError(408, f"the request was not done within {call.timeout_s:g} s", code="timeout")
         if reason != "abort":

@@ -6,16 +6,27 @@ from dataclasses import fields
 from typing import Any
 
 from jaxinfer.request import MAX_LOGPROBS, SamplingParams
+from jaxinfer.serve import forms
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, GenerationBody
 from jaxinfer.serve.server import Server
 
-_NAMES = frozenset(field.name for field in fields(SamplingParams)) - {"logprobs"}
+_NAMES = frozenset(field.name for field in fields(SamplingParams)) - {"logprobs", "structured_outputs"}
 
 
 def _given(server: Server, body: GenerationBody) -> dict[str, Any]:
     set_here = {name: getattr(body, name) for name in type(body).model_fields if name in _NAMES}
+    set_here["structured_outputs"] = forms.of(body)
+    if body.logit_bias is not None:
+        set_here["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
     return {**server.llm.default_sampling_fields, **{k: v for k, v in set_here.items() if v is not None}}
+
+
+def _token_id(key: str) -> int:
+    """JSON has no keys but strings."""
+    if not key.isdecimal() or len(key) > 10:
+        raise ApiError(400, f"logit_bias: {key!r:.40} is no token id", param="logit_bias")
+    return int(key)
 
 
 def of_completion(server: Server, body: CompletionRequest) -> SamplingParams:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
@@ -18,7 +18,9 @@ from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.serve.admission import Admission
 from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.errors import ApiError
+from jaxinfer.serve.request_log import RequestRecord
 from jaxinfer.serve.schemas import GenerationBody
+from jaxinfer.serve.tracing import Tracer
 from jaxinfer.tokenizer import Tokenizer
 
 MAX_PRIORITY = 1_000_000
@@ -37,6 +39,7 @@ class Server:
         self.created_s = int(time.time())
         self.max_model_len = llm.max_model_len
         self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
+        self.tracer: Tracer | None = None
         self._running: set[str] = set()
 
     @property
@@ -113,13 +116,14 @@ class Call:
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | int | None = None
+    record: RequestRecord | None = field(default=None, compare=False)
     offline: bool = False
 
     @classmethod
     def of(cls, request: Request, body: GenerationBody, prefix: str) -> Call:
         """The call that a body makes; see `make`."""
         named = body.user or body.safety_identifier
-        return cls.make(request, prefix, named, body.priority, body.cache_salt, body.timeout_s)
+        return cls.make(request, prefix, named, body.priority, body.cache_salt, body.timeout_s, bool(body.stream))
 
     @classmethod
     def make(
@@ -130,6 +134,7 @@ class Call:
         priority: int | None = None,
         cache_salt: str | None = None,
         timeout_s: float | int | None = None,
+        stream: bool = False,
     ) -> Call:
         """A call with what its body asks for. The tenant is the API key's owner, or `named` where keys do not say.
 
@@ -140,15 +145,16 @@ class Call:
         """
         priority = priority or 0
         if abs(priority) > MAX_PRIORITY:
-            raise ApiError(
-                400,
-                f"priority={priority} must be from -{MAX_PRIORITY} up to {MAX_PRIORITY}",
-                param="priority",
-            )
+            message = f"priority={priority} must be from -{MAX_PRIORITY} up to {MAX_PRIORITY}"
+            raise ApiError(400, message, param="priority")
+        server: Server = request.app.state.server
         offline = bool(getattr(request.state, "offline", False))
-        limit_s = None if offline else request.app.state.server.config.request_timeout_s
+        limit_s = None if offline else server.config.request_timeout_s
         given_s = timeout_s if timeout_s is not None else limit_s
         tenant = tenant_of(request, named)
+        record: RequestRecord | None = request.scope["state"].get("record")
+        if record is not None:
+            record.model, record.tenant, record.stream = server.model_name, tenant, stream
         return cls(
             f"{prefix}-{uuid.uuid4().hex}",
             int(time.time()),
@@ -156,8 +162,26 @@ class Call:
             priority + OFFLINE_PRIORITY if offline else priority,
             cache_salt or "",
             given_s if limit_s is None or given_s is None else min(given_s, limit_s),
+            record,
             offline,
         )
+
+    def describe(self, server: Server, prompts: Sequence[Prompt]) -> None:
+        """Tell the access log of the call's prompts."""
+        if (record := self.record) is None:
+            return
+        for prompt in prompts:
+            record.begin(prompt.params, len(prompt.token_ids))
+        if server.config.log_prompts:
+            record.prompt = [
+                server.tokenizer.decode(each.token_ids) if each.text is None else each.text for each in prompts
+            ]
+
+    def noted(self, output: RequestOutput) -> RequestOutput:
+        """An output that the access log has been told of. Raises `ApiError` for a choice that failed."""
+        if self.record is not None:
+            self.record.note(output)
+        return checked(output)
 
 
 def tenant_of(request: Request, named: str | None) -> str:
@@ -179,6 +203,7 @@ class Generation:
     async def start(self, server: Server, prompts: Sequence[Prompt], output_kind: OutputKind) -> None:
         """See `Server.open`."""
         call = self.call
+        call.describe(server, prompts)
         num_sequences = sum(prompt.params.num_choices for prompt in prompts)
         ids = [f"{call.id}-{index}" for index in range(len(prompts))]
         self._held.enter_context(server.hold(call, ids, num_sequences))
@@ -208,7 +233,7 @@ class Generation:
         """What the prompts' streams give, as it comes. Raises `ApiError` where one fails."""
         if len(self._streams) == 1:
             async for output in self._streams[0]:
-                yield 0, checked(output)
+                yield 0, self.call.noted(output)
             return
         queue: asyncio.Queue[Any] = asyncio.Queue(1)  # what waits meanwhile stays in the engine's mailboxes
 
@@ -231,7 +256,7 @@ class Generation:
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    yield index, checked(item)
+                    yield index, self.call.noted(item)
         finally:
             for task in pumps:
                 task.cancel()
@@ -246,6 +271,8 @@ class Generation:
 
     async def close(self) -> None:
         """Give back what the request holds."""
+        if self.call.record is not None:
+            self.call.record.end()
         await self._held.aclose()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ NAME = "tiny"
 class Running:
     """A server that runs in a thread: its address, and a client for it."""
 
-    def __init__(self, server: Any, uvicorn_server: Any, url: str, loop: asyncio.AbstractEventLoop):
+    def __init__(self, server: Any, uvicorn_server: Any, bound: socket.socket, loop: asyncio.AbstractEventLoop):
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        self.bound = bound
         self.server = server
         self.uvicorn_server = uvicorn_server
         self.url = url
@@ -48,7 +52,7 @@ class Running:
 
 
 @contextmanager
-def running(llm: Any, **settings: Any) -> Iterator[Running]:
+def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
     """Serve an `AsyncLLM` with settings of `ServerConfig` on a free port."""
     from jaxinfer.serve.config import ServerConfig
     from jaxinfer.serve.lifecycle import bind, make_uvicorn
@@ -62,6 +66,7 @@ def running(llm: Any, **settings: Any) -> Iterator[Running]:
 
         async def main() -> None:
             server = Server(llm, config, (NAME, "tiny-alias"))
+            server.tracer = tracer
             uvicorn_server = make_uvicorn(server, bound)
             made.extend([server, uvicorn_server])
             serving = asyncio.ensure_future(uvicorn_server.serve(sockets=[bound]))
@@ -74,7 +79,7 @@ def running(llm: Any, **settings: Any) -> Iterator[Running]:
         thread.start()
         assert started.wait(30)
         server, uvicorn_server = made
-        found = Running(server, uvicorn_server, f"http://127.0.0.1:{bound.getsockname()[1]}", loop)
+        found = Running(server, uvicorn_server, bound, loop)
         try:
             yield found
         finally:
@@ -88,9 +93,16 @@ def running(llm: Any, **settings: Any) -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Any]:
     """The tiny model's engine; wholly compiled, so that tests measure no compiling."""
-    from jaxinfer import AsyncLLM
+    import jax.numpy as jnp
 
-    llm = AsyncLLM(TINY, **ENGINE)
+    from jaxinfer import AsyncLLM, LogitsProcessor
+
+    def favour(logits, params):
+        chosen = jnp.arange(logits.shape[-1])[None] == params["token"].astype(jnp.int32)[:, None]
+        return logits + params["amount"][:, None] * chosen
+
+    processors = [LogitsProcessor("favour", favour, {"token": 0, "amount": 0})]
+    llm = AsyncLLM(TINY, logits_processors=processors, **ENGINE)
     asyncio.run(llm.wait_until_compiled())
     yield llm
     llm.close()
@@ -98,9 +110,21 @@ def engine() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def served(engine: Any) -> Iterator[Running]:
-    """A server with the default settings."""
-    with running(engine) as found:
+    """A server with the default settings, and a template that reads a variable `tone` beside the model's own."""
+    with running(engine, chat_template=engine.tokenizer.chat_template + "{{ tone }}") as found:
         yield found
+
+
+@pytest.fixture
+def tiny_settings() -> dict[str, Any]:
+    """Arguments of an `LLM` of the same model."""
+    return {"model": TINY, **ENGINE}
+
+
+@pytest.fixture
+def serving(engine: Any) -> Any:
+    """`serving(**settings)` is a server of its own settings, around the same engine."""
+    return partial(running, engine)
 
 
 @pytest.fixture(autouse=True)

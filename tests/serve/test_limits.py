@@ -1,0 +1,270 @@
+"""Under load and abuse: full queues, clients that leave or stop reading, keys, sizes, failing steps, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+LONG = {"prompt": "once", "max_tokens": 200, "ignore_eos": True}
+
+
+def wait_until(condition, timeout_s=20.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.005)
+
+
+@contextmanager
+def held_steps(engine):
+    """Steps wait for the event that this gives."""
+    inner = engine._llm.engine
+    step, go = inner.step, threading.Event()
+
+    def held():
+        assert go.wait(30)
+        return step()
+
+    inner.step = held
+    try:
+        yield go
+    finally:
+        go.set()
+        del inner.step
+
+
+def test_a_full_server_says_when_to_come_back(engine, serving):
+    with serving(max_queue_len=2) as found, ThreadPoolExecutor(8) as pool:  # 4 run, 2 wait
+        with held_steps(engine) as go:
+            admission = found.server.admission
+            running = [pool.submit(found.post, "/v1/completions", {**LONG, "n": 2}) for _ in range(3)]
+            wait_until(lambda: admission.num_sequences == 6)
+            refused = found.post("/v1/completions", LONG)
+            error = refused.json()["error"]
+            assert refused.status_code == 429 and error["code"] == "overloaded" and "6 of 6" in error["message"]
+            assert int(refused.headers["retry-after"]) >= 1
+            go.set()
+            assert [each.result().status_code for each in running] == [200] * 3
+        assert found.post("/v1/completions", LONG).status_code == 200
+        too_many = found.post("/v1/completions", {**LONG, "n": 7})
+        assert too_many.status_code == 400 and "at most 6" in too_many.json()["error"]["message"]
+
+
+def test_one_tenant_cannot_take_every_place(engine, serving):
+    with serving(max_requests_per_tenant=1) as found, ThreadPoolExecutor(4) as pool, held_steps(engine) as go:
+        running = pool.submit(found.post, "/v1/completions", {**LONG, "user": "ann"})
+        wait_until(lambda: found.server.admission.num_requests == 1)
+        refused = found.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "user": "ann"})
+        assert refused.status_code == 429 and "'ann' has 1" in refused.json()["error"]["message"]
+        other = pool.submit(found.post, "/v1/completions", {**LONG, "user": "bob"})
+        wait_until(lambda: found.server.admission.num_requests == 2)
+        go.set()
+        assert (running.result().status_code, other.result().status_code) == (200, 200)
+
+
+def send(found, body, path="/v1/completions", receive_buffer_bytes=None):
+    """A request over a socket of its own, which the test may drop."""
+    raw = json.dumps(body).encode()
+    client = socket.socket()
+    if receive_buffer_bytes is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    client.connect(("127.0.0.1", int(found.url.rsplit(":", 1)[1])))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    client.sendall(head.encode() + raw)
+    return client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_pages_within_a_step(engine, served, stream):
+    inner = engine._llm.engine
+    steps_after, gone = [], threading.Event()
+    step = inner.step
+
+    def counted():
+        moved = step()
+        if gone.is_set():
+            steps_after.append(inner.stats()["pages_used"])
+        time.sleep(0.02)
+        return moved
+
+    inner.step = counted
+    try:
+        client = send(served, {**LONG, "n": 2, "stream": stream})
+        wait_until(lambda: engine.stats()["num_running"] == 2)
+        client.close()
+        wait_until(lambda: served.server.admission.num_requests == 0)  # the server has noticed, the engine was told
+        gone.set()
+        wait_until(lambda: engine.stats()["pages_used"] == 0)
+        assert len(steps_after) <= 1, "the engine went on with a request whose client had left"
+    finally:
+        del inner.step
+
+
+def test_a_client_that_does_not_read_is_dropped(engine, serving):
+    with serving(stream_timeout_s=0.3) as found:
+        body = {"prompt": "x", "max_tokens": 250, "n": 4, "ignore_eos": True, "stream": True, "logprobs": 20}
+        found.bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections to come
+        client = send(found, body, receive_buffer_bytes=1024)  # the answer is more than a connection holds
+        wait_until(lambda: found.server.admission.num_requests == 1)
+        wait_until(lambda: found.server.admission.num_requests == 0, 60)
+        client.settimeout(20)
+        received = b""
+        while part := client.recv(1 << 20):
+            received += part
+        client.close()
+        assert b"[DONE]" not in received
+
+
+def test_keys_let_in_and_say_who_asks(engine, serving):
+    with serving(api_keys={"s3cret": "ann", "other": "bob"}) as found:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}, {"x-api-key": ""}):
+            answer = found.post("/v1/completions", {"prompt": "x"}, headers=headers)
+            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+        for headers in ({"Authorization": "Bearer s3cret"}, {"x-api-key": "other"}):
+            assert found.post("/v1/completions", {"prompt": "x"}, headers=headers).status_code == 200
+            assert found.get("/v1/models", headers=headers).status_code == 200
+        assert [found.get(path).status_code for path in ("/health", "/ready", "/version")] == [200] * 3
+        assert found.get("/v1/models").status_code == 401 and found.get("/openapi.json").status_code == 401
+        with held_steps(engine) as go, ThreadPoolExecutor(1) as pool:
+            asked = {**LONG, "user": "somebody else"}
+            running = pool.submit(found.post, "/v1/completions", asked, headers={"x-api-key": "s3cret"})
+            wait_until(lambda: found.server.admission.num_requests == 1)
+            assert list(found.server.admission._requests_of) == ["ann"], "who asks is the key's owner"
+            go.set()
+            assert running.result().status_code == 200
+
+
+def test_bodies_beyond_the_limit_are_refused(served, serving, engine):
+    with serving(max_body_bytes=1000) as found:
+        answer = found.post("/v1/completions", {"prompt": "x" * 1000})
+        assert answer.status_code == 413 and "1000 bytes" in answer.json()["error"]["message"]
+        chunks = (b"x" * 100 for _ in range(50))  # no declared length
+        answer = found.http.post("/v1/completions", content=chunks, headers={"content-type": "application/json"})
+        assert answer.status_code == 413
+        assert found.post("/v1/completions", {"prompt": "x" * 100}).status_code == 200
+
+
+def test_other_pages_are_kept_out_unless_allowed(served, serving, engine):
+    origin = {"Origin": "https://page.example"}
+    assert "access-control-allow-origin" not in served.get("/v1/models", headers=origin).headers
+    with serving(allowed_origins=("https://page.example",), api_keys={"k": "k"}) as found:
+        asked = {**origin, "Access-Control-Request-Method": "POST"}
+        preflight = found.http.options("/v1/completions", headers=asked)
+        assert preflight.headers["access-control-allow-origin"] == "https://page.example"
+        refused = found.get("/v1/models", headers={"Origin": "https://other.example", "x-api-key": "k"})
+        assert "access-control-allow-origin" not in refused.headers
+
+
+def test_a_request_timeout_ends_with_what_there_is(engine, serving):
+    with serving(request_timeout_s=0.1) as found:
+        (choice,) = found.post("/v1/completions", {**LONG, "timeout_s": 100}).json()["choices"]
+        assert choice["finish_reason"] == "timeout"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failing_step_is_a_500_and_the_server_goes_on(engine, served, stream, monkeypatch):
+    inner, calls = engine._llm.engine, []
+    before = served.get("/health").json()["num_failed_steps"]
+
+    def failing(*values, **named):
+        calls.append(1)
+        raise RuntimeError("a secret of the device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(inner.runner, "run", failing)
+        answer = served.post("/v1/completions", {"prompt": "x", "stream": stream})
+    if stream:
+        assert answer.status_code == 200
+        error = json.loads(answer.text.split("\n\n")[0].removeprefix("data: "))["error"]
+    else:
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+    assert error["type"] == "server_error" and "secret" not in answer.text
+    assert len(calls) == 2, "together with others, then alone"
+    health = served.get("/health")
+    assert health.status_code == 200 and health.json()["num_failed_steps"] == before + 2
+    assert served.post("/v1/completions", {"prompt": "x"}).status_code == 200
+
+
+def test_a_drain_finishes_what_runs_and_takes_no_more(engine, serving):
+    with serving() as found, ThreadPoolExecutor(4) as pool:
+        with held_steps(engine) as go:
+            running = [pool.submit(found.post, "/v1/completions", {**LONG, "stream": s}) for s in (False, True)]
+            wait_until(lambda: found.server.admission.num_requests == 2)
+            found.loop.call_soon_threadsafe(found.uvicorn_server.end, "test")
+            wait_until(lambda: found.server.admission.draining)
+            ready, refused = found.get("/ready"), found.post("/v1/completions", LONG)
+            assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+            assert refused.status_code == 503 and "retry-after" in refused.headers
+            assert found.get("/health").status_code == 200
+            go.set()
+            whole, streamed = (each.result() for each in running)
+        assert whole.json()["usage"]["completion_tokens"] == 200
+        assert streamed.text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in streamed.text
+        wait_until(lambda: not found.uvicorn_server.started or found.uvicorn_server.should_exit)
+        assert found.uvicorn_server.exit_code == 0
+
+
+def test_a_drain_that_takes_too_long_gives_what_there_is(engine, serving):
+    with serving(drain_timeout_s=0.3) as found, ThreadPoolExecutor(1) as pool:
+        inner, step = engine._llm.engine, engine._llm.engine.step
+        inner.step = lambda: (time.sleep(0.05), step())[1]
+        try:
+            running = pool.submit(found.post, "/v1/completions", LONG)
+            wait_until(lambda: engine.stats()["num_running"] == 1)
+            time.sleep(0.3)
+            found.loop.call_soon_threadsafe(found.uvicorn_server.end, "test")
+            answer = running.result().json()
+        finally:
+            del inner.step
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "abort" and 0 < answer["usage"]["completion_tokens"] < 200
+
+
+def test_the_event_loop_is_free_while_long_texts_are_encoded(served):
+    """A text that takes the tokenizer long does not keep others waiting."""
+    encoding = threading.Event()
+    release = threading.Event()
+    tokenizer = served.server.tokenizer
+    encode = type(tokenizer).encode
+
+    def slow(self, text, *values):
+        if text == "slow":
+            encoding.set()
+            assert release.wait(20)
+        return encode(self, text, *values)
+
+    type(tokenizer).encode = slow
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(served.post, "/v1/completions", {"prompt": "slow", "max_tokens": 1})
+            assert encoding.wait(20)
+            assert served.get("/health").status_code == 200
+            release.set()
+            assert running.result().status_code == 200
+    finally:
+        type(tokenizer).encode = encode
+
+
+def test_cancelled_requests_leave_no_place_taken(served):
+    async def main():
+        import httpx
+
+        async with httpx.AsyncClient(base_url=served.url) as client:
+            tasks = [asyncio.create_task(client.post("/v1/completions", json=LONG)) for _ in range(20)]
+            await asyncio.sleep(0.05)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+    wait_until(lambda: served.server.admission.num_sequences == 0)
+    assert served.server._running == set()
