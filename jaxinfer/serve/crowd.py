@@ -45,7 +45,7 @@ def _id_of(call: Call, index: int) -> str:
 
 
 async def _one(server: Server, call: Call, index: int, prompt: Prompt) -> tuple[int, RequestOutput]:
-    stream = server.llm.generate(
+    stream = await server.llm.submit(
         {"prompt_token_ids": prompt.token_ids, "cache_salt": call.cache_salt},
         prompt.params,
         _id_of(call, index),

@@ -115,9 +115,11 @@ def runner() -> Any:
 
 
 @pytest.fixture(scope="session")
-def served(engine: Any) -> Iterator[Running]:
-    """A server with the default settings, and a template that reads a variable `tone` beside the model's own."""
-    with running(engine, chat_template=engine.tokenizer.chat_template + "{{ tone }}") as found:
+def served(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with the default settings, a folder for files and batches, and a template that reads a variable `tone`
+    beside the model's own."""
+    template, folder = engine.tokenizer.chat_template + "{{ tone }}", tmp_path_factory.mktemp("served")
+    with running(engine, chat_template=template, batch_dir=folder) as found:
         yield found
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import Accepted, Enforced, Refused, table
+from tests.serve import offline_effects
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BASES: dict[str, dict[str, Any]] = {
@@ -23,6 +24,7 @@ BASES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "once upon a time"}], "max_tokens": 10, "seed": 1},
     "/tokenize": {"prompt": "once"},
     "/detokenize": {"tokens": [70, 71, 72]},
+    **offline_effects.BASES,
 }
 EOS = 2
 Check = Callable[["Endpoint"], None]
@@ -37,7 +39,7 @@ class Endpoint:
 
     def post(self, **changes: Any) -> Any:
         body = {**BASES[self.path], **changes}
-        return self.served.post(self.path, {name: value for name, value in body.items() if value is not ...})
+        return offline_effects.post(self.served, self.path, {k: v for k, v in body.items() if v is not ...})
 
     def answer(self, **changes: Any) -> Any:
         response = self.post(**changes)
@@ -478,6 +480,7 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "return_token_strs": _token_strings,
     },
     "/detokenize": {"model": _model, "tokens": _tokens},
+    **offline_effects.effects(_model, _tenant, _priority),
 }
 
 # (a value that is taken, one that is refused; None where each is taken)

@@ -220,7 +220,8 @@ def test_files_belong_to_the_owner_of_the_key_and_outlive_the_server(engine, tmp
     assert list((tmp_path / "parts").iterdir()) == []
 
 
-def test_without_a_folder_there_are_no_files(served):
+def test_without_a_folder_there_are_no_files(serving):
     for path in ("/v1/files", "/v1/batches"):
-        answer = served.get(path)
+        with serving() as server:
+            answer = server.get(path)
         assert answer.status_code == 404 and answer.json()["error"]["code"] == "batches_off"
