@@ -13,13 +13,16 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal
 
+from jaxinfer.config import EngineConfig
 from jaxinfer.engine.errors import EngineDeadError, EngineError
 from jaxinfer.engine.memory import MemoryPlan
 from jaxinfer.engine.process import check_process
 from jaxinfer.llm import LLM
 from jaxinfer.mailbox import Mailbox, OutputKind, check_output_kind, copied
+from jaxinfer.metrics import EngineMetrics
 from jaxinfer.prompts import Prompt, Request, prompt_salt
 from jaxinfer.request import RequestOptions, RequestOutput, SamplingParams
+from jaxinfer.structured.grammar import Grammar
 from jaxinfer.tokenizer import Tokenizer
 
 _CLOSED = "this AsyncLLM is closed; make a new one"
@@ -179,6 +182,16 @@ class AsyncLLM:
         self._driver.check()
         return self._llm.stats()
 
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's configuration, with what was left to be chosen."""
+        return self._config
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What requests took since the start; to be read from any thread."""
+        return self._llm.engine.metrics
+
     async def wait_until_compiled(self, timeout_s: float | int | None = None) -> None:
         """As `LLM.wait_until_compiled`, without holding up the event loop."""
         self._driver.check()
@@ -222,11 +235,11 @@ class AsyncLLM:
         driver.post(partial(driver.expect, mailbox))
         try:
             try:
-                text, ids = await loop.run_in_executor(self._encoder, encode)
+                text, ids, grammar = await loop.run_in_executor(self._encoder, _prepare, self._llm, encode, params)
             except RuntimeError:
                 driver.check()  # the encoder refuses work once it is shut down
                 raise
-            driver.post(partial(driver.add, mailbox, (text, ids, params, options)))
+            driver.post(partial(driver.add, mailbox, (text, ids, params, options), grammar))
             if announce:
                 await mailbox.taken()
                 yield None
@@ -234,6 +247,14 @@ class AsyncLLM:
                 yield item
         finally:
             driver.drop(mailbox)
+
+
+def _prepare(
+    llm: LLM, encode: Callable[[], tuple[str | None, list[int]]], params: SamplingParams
+) -> tuple[str | None, list[int], Grammar | None]:
+    """What a request needs of its prompt and form, made outside the engine's thread."""
+    text, ids = encode()
+    return text, ids, llm.engine.compile_grammar(params)
 
 
 class _Driver:
@@ -333,7 +354,7 @@ class _Driver:
         """A request whose prompt is being encoded, so that `abort` knows it."""
         self._expected.append(mailbox)
 
-    def add(self, mailbox: Mailbox, request: Request) -> None:
+    def add(self, mailbox: Mailbox, request: Request, grammar: Grammar | None) -> None:
         self._expected.remove(mailbox)
         if mailbox.ended:
             return
@@ -341,7 +362,7 @@ class _Driver:
             if self.failure is not None:
                 raise EngineDeadError(self.failure)
             text, ids, params, options = request
-            self._llm.engine.add(mailbox.request_id, ids, params, text, options=options)
+            self._llm.engine.add(mailbox.request_id, ids, params, text, options=options, grammar=grammar)
         except Exception as error:
             self._notify([mailbox] if mailbox.end(error) else [])
         else:

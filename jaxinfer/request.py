@@ -250,7 +250,10 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """A request's prompt and its choices. `metrics` holds `ttft_s`, if a token came, and `e2e_s`, both from arrival.
+    """A request's prompt and its choices.
+
+    `metrics` holds seconds from arrival: `queue_s` until it first ran, `ttft_s` until a token came, `e2e_s` until its
+    end; each once that has happened.
 
     `prompt_logprobs` has an entry for each token of the prompt, None for the first, which nothing precedes.
     `prompt_hidden_states` is [num_prompt_tokens, D]. `num_cached_tokens` of the prompt were found in the prefix cache.

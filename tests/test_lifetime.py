@@ -339,7 +339,7 @@ def break_step(monkeypatch, llm, where, fails):
         row = breaking(engine._sampling_row, lose_cache, lambda each: each)
         monkeypatch.setattr(engine, "_sampling_row", row)
     else:
-        monkeypatch.setattr(engine, "_read", breaking(engine._read, lose_cache))
+        monkeypatch.setattr(engine.reader, "read", breaking(engine.reader.read, lose_cache))
 
 
 @pytest.mark.parametrize("where", ["runner", "sampler", "lane", "mask", "read"])
@@ -362,14 +362,14 @@ def test_the_request_with_which_a_step_fails_is_found_and_the_others_go_on(llm, 
     before = llm.generate(prompts, PENALIZED)
     bad = llm.tokenizer.encode("x")
     if where == "take":
-        take = llm.engine._take
+        take = llm.engine.reader._take
 
         def fail(row, sequence, arrays):
             if sequence.prompt_ids == bad:
                 raise ValueError("no such text")
             take(row, sequence, arrays)
 
-        monkeypatch.setattr(llm.engine, "_take", fail)
+        monkeypatch.setattr(llm.engine.reader, "_take", fail)
     else:
         break_step(monkeypatch, llm, where, lambda sequence: sequence.prompt_ids == bad)
     after = llm.generate(prompts, PENALIZED)

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jaxinfer.bench.report import as_json, as_text, target
+from jaxinfer.bench.serve.command import add_arguments as add_serve_arguments
 from jaxinfer.config import DTYPES
 from jaxinfer.phases import LOG_LEVELS, show_logs
 
-_COMMON = ("command", "run", "json", "profile", "log_level")
+_COMMON = ("command", "run", "json", "profile", "log_level", "as_text")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -20,7 +21,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one benchmark and print its report. Returns 2, after one line, for arguments that make no sense."""
+    """Run one benchmark and print its report.
+
+    Returns 2, after one line, for arguments that make no sense, and 1 where a server's answers were not in order.
+    """
     arguments = make_parser().parse_args(argv)
     show_logs(arguments.log_level)
     try:
@@ -28,9 +32,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    code = report.pop("exit_code", 0)
     report = {"benchmark": arguments.command, **report}
-    print(as_json(report) if arguments.json else as_text(report))
-    return 0
+    print(as_json(report) if arguments.json else arguments.as_text(report))
+    return code
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,13 +44,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     def add(name: str, run: Callable, repeats: int, summary: str, probes: bool = True) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary)
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, as_text=as_text)
         command.add_argument("--model", help="a GGUF file, a Hugging Face folder or a hub id (default: SmolLM2-135M)")
         command.add_argument("--dtype", choices=("auto", *DTYPES), default="auto")
-        command.add_argument("--json", action="store_true", help="one JSON object on stdout, and nothing else")
-        command.add_argument(
-            "--log-level", choices=LOG_LEVELS, default="warning", help="info shows phases of the start"
-        )
+        _add_output(command)
         if repeats:
             command.add_argument("--repeats", type=_positive, default=repeats, metavar="N")
             command.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=None,
@@ -81,7 +83,16 @@ def make_parser() -> argparse.ArgumentParser:
     fairness.add_argument("--plot", metavar="FILE", help="draw it, as SVG or PNG by the name (needs matplotlib)")
     start = add("start", _start, 0, "from the start of a process to its first token, without and with stored programs")
     start.add_argument("--repeats", type=_positive, default=3, metavar="N", help="starts with stored programs")
+    summary = "load on any OpenAI-compatible server: latencies, throughput, goodput, and checks of its answers"
+    serve = commands.add_parser("serve", help=summary, description=summary)
+    add_serve_arguments(serve)
+    _add_output(serve)
     return parser
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="one JSON object on stdout, and nothing else")
+    command.add_argument("--log-level", choices=LOG_LEVELS, default="warning", help="info shows phases of the start")
 
 
 def _positive(text: str) -> int:

@@ -6,11 +6,8 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
-
-import numpy as np
 
 from jaxinfer.cache.page_allocator import PageAllocator
 from jaxinfer.cache.page_manager import PageManager
@@ -25,11 +22,12 @@ from jaxinfer.engine.load import ModelSource
 from jaxinfer.engine.outputs import OutputState
 from jaxinfer.engine.process import check_process
 from jaxinfer.engine.programs import BackgroundCompiler
-from jaxinfer.engine.prompt_outputs import PromptOutput, logprob_entry
+from jaxinfer.engine.prompt_outputs import PromptOutput
+from jaxinfer.engine.reading import READ, Step, StepReader
 from jaxinfer.engine.sampler import SamplingRow, warm_lane_update
+from jaxinfer.metrics import EngineMetrics
 from jaxinfer.request import (
     DEFAULT_OPTIONS,
-    Logprob,
     RequestOptions,
     RequestOutput,
     SamplingParams,
@@ -37,23 +35,12 @@ from jaxinfer.request import (
     plain_ids,
 )
 from jaxinfer.sampling.processors import LogitsProcessor
-from jaxinfer.sampling.sample import SampleOutput
 from jaxinfer.scheduler.scheduler import Schedule, ScheduledRow, Scheduler
 from jaxinfer.structured.grammar import Grammar, GrammarCompiler
 from jaxinfer.tokenizer import Tokenizer
 from jaxinfer.tokenizer.token_index import TokenIndex
 
 logger = logging.getLogger("jaxinfer")
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step that was dispatched: its rows, and its outputs on the device."""
-
-    rows: list[ScheduledRow]
-    hidden: Any
-    logits: Any
-    sampled: SampleOutput | None
 
 
 class Engine:
@@ -80,14 +67,16 @@ class Engine:
         )
         self.scheduler = Scheduler(limits, pages)
         self._grammars = GrammarCompiler(tokenizer, self.config.model.vocab_size)
+        self.metrics = EngineMetrics(limits.max_model_len)
         self._compiler = assembled.compiler
         self._background: BackgroundCompiler | None = None
-        self._in_flight: _Step | None = None
+        self._in_flight: Step | None = None
         self._suspects: list[SequenceState] = []  # of a step that failed; each runs alone next
         self._repeated = False
         self._live: dict[str, LiveRequest] = {}
         self._timed: list[LiveRequest] = []  # those with a time limit
         self._state_of: dict[SequenceState, OutputState] = {}
+        self.reader = StepReader(self._live, self._state_of, tokenizer, self.runner)
         self._num_arrived = 0
         self._num_computed_tokens = 0
         self._num_failed_steps = 0
@@ -203,7 +192,7 @@ class Engine:
         of_prompt = PromptOutput(output, params, self.tokenizer, first_scored) if reads_prompt else None
         key = self.sampler.key_of(params.seed, self._num_arrived)
         deltas = [""] * params.num_choices
-        live = LiveRequest(output, params, options, states, of_prompt, key, time.monotonic(), deltas)
+        live = LiveRequest(output, params, options, states, of_prompt, key, time.monotonic(), deltas, self.metrics)
         for sequence in sequences:  # all or none: the first is refused if any is
             self.scheduler.add(sequence)
         self._state_of.update(zip(sequences, states, strict=True))
@@ -215,8 +204,10 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Drop a request and free what it holds; one that is not running is no error."""
         live = self._live.pop(request_id, None)
-        for state in live.states if live else ():
-            self._leave(state.sequence)
+        if live is not None:
+            live.left()
+            for state in live.states:
+                self._leave(state.sequence)
 
     @property
     def has_work(self) -> bool:
@@ -297,102 +288,54 @@ class Engine:
         if not plan.rows and not plan.copies and before is None and self._state_of:
             raise RuntimeError("no request can run, and none is running; this is an error in the scheduler")
         self._in_flight = self._dispatch(plan)
-        sequences = self._read(before) if before is not None else []
+        sequences = self.reader.read(before) if before is not None else []
         if self._in_flight is not None and (alone is not None or not self.config.overlap):
             last, self._in_flight = self._in_flight, None
-            sequences += self._read(last)
+            sequences += self.reader.read(last)
         return sequences
 
-    def _dispatch(self, plan: Schedule) -> _Step | None:
+    def _dispatch(self, plan: Schedule) -> Step | None:
         """Start a step on the device. From here on the host may go on with the next."""
         for sequence in plan.admitted:
+            self._live[sequence.request_id].admitted()
             if sequence.lane >= 0:
                 self.sampler.enter(sequence)
         self.runner.copy([(source, target) for target, source in plan.copies.items()])
         if not plan.rows:
             return None
         hidden, logits = self.runner.run([_row(row) for row in plan.rows], self.sampler.state.last_token)
-        self._num_computed_tokens += sum(row.num_tokens for row in plan.rows)
+        num_tokens = sum(row.num_tokens for row in plan.rows)
+        self._num_computed_tokens += num_tokens
+        self.metrics.step(num_tokens)
         drawing: dict[int, SequenceState] = {index: row.sequence for index, row in enumerate(plan.rows) if row.draws}
         sampled = None
         if drawing:
             sampling = [self._sampling_row(drawing[i]) if i in drawing else None for i in range(len(plan.rows))]
             sampled = self.sampler.run(logits, sampling)
-            for name in _READ:
+            for name in READ:
                 getattr(sampled, name).copy_to_host_async()
-        return _Step(plan.rows, hidden, logits, sampled)
+        return Step(plan.rows, hidden, logits, sampled)
 
     def _sampling_row(self, sequence: SequenceState) -> SamplingRow:
         return sequence, self._live[sequence.request_id].key, self._state_of[sequence].mask()
 
-    def _read(self, step: _Step) -> list[SequenceState]:
-        """Take the tokens of a step, of the sequences that have not left since it was dispatched."""
-        rows = [(index, row) for index, row in enumerate(step.rows) if row.sequence in self._state_of]
-        hidden = logits = None
-        if any(row.sequence.reads_prompt or row.sequence.params.return_hidden_states for _, row in rows):
-            hidden = np.asarray(step.hidden)
-        if any(row.sequence.params.return_logits for _, row in rows):
-            logits = np.asarray(step.logits)
-        arrays = {name: np.asarray(getattr(step.sampled, name)) for name in _READ if step.sampled is not None and rows}
-        starts = np.cumsum([0] + [row.num_tokens for row in step.rows])
-        moved = []
-        for index, row in rows:
-            sequence, state = row.sequence, self._state_of[row.sequence]
-            if row.draws:
-                sequence.num_pending -= 1
-            try:
-                own = None if hidden is None else hidden[starts[index] : starts[index + 1]]
-                self._keep(row, own, None if logits is None else logits[index])
-                if row.draws:
-                    self._take(index, sequence, arrays)
-            except Exception as error:  # the device is sound; this request's own data or options are not
-                logger.exception("request %s failed", sequence.request_id)
-                state.end("error", f"reading its token failed: {error!r}", flush=False)
-            if row.samples or state.output.finish_reason:
-                moved.append(sequence)
-        return moved
-
-    def _keep(self, row: ScheduledRow, hidden: np.ndarray | None, logits: np.ndarray | None) -> None:
-        """What a row wants beside its token: states of the prompt, states and logits of the draw."""
-        sequence, params = row.sequence, row.sequence.params
-        prompt = self._live[sequence.request_id].prompt
-        if prompt is not None and sequence.reads_prompt and hidden is not None:
-            prompt.take(row.start, hidden, self.runner)
-            sequence.reads_prompt = not prompt.complete
-        if row.draws:
-            self._state_of[sequence].keep(
-                hidden[-1] if hidden is not None and params.return_hidden_states else None,
-                logits if params.return_logits else None,
-            )
-
-    def _take(self, row: int, sequence: SequenceState, arrays: dict[str, np.ndarray]) -> None:
-        live, state = self._live[sequence.request_id], self._state_of[sequence]
-        if arrays["mask_empty"][row] or arrays["bad_logits"][row]:
-            if arrays["mask_empty"][row]:
-                state.fail_without_token()
-            else:
-                state.end("error", "the model's logits are not finite", flush=False)
-            return
-        token, logprob, rank = (arrays[name][row].item() for name in ("tokens", "logprob", "rank"))
-        entry: dict[int, Logprob] | None = None
-        if (wanted := sequence.params.logprobs) is not None:
-            top_ids = arrays["top_ids"][row, :wanted]
-            entry = logprob_entry(self.tokenizer, token, logprob, rank, top_ids, arrays["top_logprobs"][row])
-        live.deltas[sequence.index] += state.add(token, logprob, entry)
-
     def _settle(self, sequences: list[SequenceState]) -> list[LiveRequest]:
         """Let go of the sequences that ended; returns their requests."""
-        moved = []
+        moved, num_tokens, gaps_s, now_s = [], 0, [], time.monotonic()
         for sequence in sequences:
             live, state = self._live[sequence.request_id], self._state_of[sequence]
             moved.append(live)
-            live.output.metrics.setdefault("ttft_s", time.monotonic() - live.arrival_s)
+            num_new, gap_s = live.moved(sequence.index, now_s)
+            num_tokens += num_new
+            if gap_s is not None:
+                gaps_s.append(gap_s)
             if sequence.params.max_tokens == 0 and not state.output.finish_reason:
                 state.end("length")
             if state.output.finish_reason:
                 self._leave(sequence)
             else:
                 self.scheduler.read(sequence)
+        self.metrics.tokens(num_tokens, gaps_s)
         return moved
 
     def _leave(self, sequence: SequenceState) -> None:
@@ -438,7 +381,7 @@ class Engine:
         reports = [live.report() for live in {live.output.request_id: live for live in moved}.values()]
         for output, _ in reports:
             if output.finished:
-                del self._live[output.request_id]
+                self._live.pop(output.request_id).left()
         return [(output, deltas) for output, deltas in reports if output.outputs]
 
     def update_params(self, params: Any) -> None:
@@ -471,7 +414,9 @@ class Engine:
             "num_programs_loaded": self._compiler.num_loaded,
             "compile_time_s": self._compiler.compile_time_s,
             "padding_waste": num_padded / max(1, num_padded + self.runner.num_run_tokens),
+            "num_padded_tokens": num_padded,
             "num_computed_tokens": self._num_computed_tokens,
+            "num_looked_up_tokens": pages.num_looked_up_tokens,
             "num_cached_tokens": pages.num_cached_tokens,
             "prefix_cache_hit_rate": pages.num_cached_tokens / max(1, pages.num_looked_up_tokens),
             "num_preemptions": self.scheduler.num_preemptions,
@@ -484,6 +429,3 @@ def _row(row: ScheduledRow) -> Row:
     sequence, end = row.sequence, row.start + row.num_tokens
     tokens = sequence.tokens(row.start, min(end, sequence.num_known))
     return Row(tokens if end <= sequence.num_known else [*tokens, -1 - sequence.lane], end, sequence.pages)
-
-
-_READ = ("tokens", "logprob", "rank", "top_ids", "top_logprobs", "mask_empty", "bad_logits")

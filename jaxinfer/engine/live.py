@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxinfer.engine.outputs import OutputState
 from jaxinfer.engine.prompt_outputs import PromptOutput
+from jaxinfer.metrics import ChoiceTimes, EngineMetrics
 from jaxinfer.request import CompletionOutput, RequestOptions, RequestOutput, SamplingParams
 
 
@@ -24,7 +25,12 @@ class LiveRequest:
     prompt: PromptOutput | None
     key: np.ndarray
     arrival_s: float
-    deltas: list[str] = field(default_factory=list)
+    deltas: list[str]
+    metrics: EngineMetrics
+    times: list[ChoiceTimes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.times = [ChoiceTimes() for _ in self.states]
 
     @property
     def finished(self) -> bool:
@@ -34,6 +40,29 @@ class LiveRequest:
     def deadline_s(self) -> float:
         """On the monotonic clock; infinity without a time limit."""
         return self.arrival_s + (math.inf if self.options.timeout_s is None else self.options.timeout_s)
+
+    def admitted(self) -> None:
+        """A choice has got a lane."""
+        if "queue_s" not in self.output.metrics:
+            queue_s = time.monotonic() - self.arrival_s
+            self.output.metrics["queue_s"] = queue_s
+            self.metrics.admitted(queue_s)
+
+    def moved(self, index: int, now_s: float | int) -> tuple[int, float | None]:
+        """The host has read what a step brought for a choice: its new tokens, and the seconds since it last got one."""
+        output, sequence, times = self.output, self.states[index].sequence, self.times[index]
+        num_new = len(sequence.output_ids) - times.num_tokens
+        if "ttft_s" not in output.metrics and (num_new or self.params.max_tokens == 0):
+            ttft_s = now_s - self.arrival_s
+            output.metrics["ttft_s"] = ttft_s
+            self.metrics.first(ttft_s, len(output.prompt_token_ids), self.states[0].sequence.num_cached_tokens)
+        return num_new, times.take(len(sequence.output_ids), now_s) if num_new else None
+
+    def left(self) -> None:
+        """The request is over; choices that had not ended were aborted."""
+        for state, times in zip(self.states, self.times, strict=True):
+            times.finish_reason = state.output.finish_reason or "abort"
+        self.metrics.finished(self.times, time.monotonic() - self.arrival_s)
 
     def end(self, finish_reason: str, stop_reason: str | None = None) -> None:
         """End every choice that runs still."""

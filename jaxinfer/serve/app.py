@@ -7,7 +7,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 import jaxinfer
-from jaxinfer.serve import about, chat, completions, errors
+from jaxinfer.serve import about, chat, completions, error_handlers, metrics, page, status
+from jaxinfer.serve.access_log import AccessLogMiddleware
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import notes
 from jaxinfer.serve.middleware import Authentication, BodyLimit
@@ -23,26 +24,37 @@ def create_app(server: Server) -> FastAPI:
     # The pages of docs load their scripts from another host; the document itself stays.
     app = FastAPI(title="jaxinfer", version=jaxinfer.__version__, docs_url=None, redoc_url=None)
     app.state.server = server
+    app.state.metrics = metrics.ServerMetrics(server.model_name, server.llm)
     for body in BODIES.values():
         notes(body)  # a field without a note is an error now, not at its first request
-    errors.install(app)
+    error_handlers.install(app)
 
     async def on_gone(request: object, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     app.add_exception_handler(ClientGone, on_gone)
-    for module in (completions, chat, about):
-        app.include_router(module.router)
+    routers = [module.router for module in (completions, chat, about, metrics, status, page)]
+    for router in routers:
+        app.include_router(router)
     config = server.config
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     if config.api_keys:
-        app.add_middleware(Authentication, keys=config.api_keys)
+        app.add_middleware(Authentication, keys=config.api_keys, open_paths=page.PATHS)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
             allow_methods=["*"],
             allow_headers=["*"],
+            expose_headers=["X-Request-Id"],
         )
+    app.add_middleware(
+        AccessLogMiddleware,
+        log_format=config.log_format,
+        log_prompts=config.log_prompts,
+        metrics=app.state.metrics,
+        tracer=server.tracer,
+        paths=frozenset(getattr(route, "path", "") for router in routers for route in router.routes),
+    )
     return app

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from jaxinfer.request import CompletionOutput, RequestOutput
-from jaxinfer.serve import logprobs, params, prompts
+from jaxinfer.serve import forms, logprobs, params, prompts
 from jaxinfer.serve.reply import ReplyReader, delta_as_openai
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.server import Call, Generation, Prompt, Server
@@ -30,9 +30,9 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     sampling = params.of_chat(server, body)
     ids = await prompts.of_chat(server, body, use)
     call = Call.of(request, body, "chatcmpl")
-    with params.naming_tools(use):
-        prompt = Prompt(ids, params.with_calls(server, sampling, use, ids))
-        generation = await server.open(call, [prompt], "delta" if body.stream else "final")
+    constrained = params.with_calls(server, body, sampling, use, ids)
+    with forms.named(body), params.naming_tools(use, constrained is not sampling):
+        generation = await server.open(call, [Prompt(ids, constrained)], "delta" if body.stream else "final")
     writer = _Writer(server, call, body, partial(server.dialect.reader, use, ids))
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)

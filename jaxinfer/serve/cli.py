@@ -114,6 +114,9 @@ def make_parser() -> argparse.ArgumentParser:
     limits.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="to finish after SIGTERM")
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info")
+    logs.add_argument("--log-format", choices=("text", "json"), default="text", help="of the line that a request gets")
+    logs.add_argument("--log-prompts", action="store_true", help="have these lines hold the prompts")
+    logs.add_argument("--otlp-traces-endpoint", metavar="URL", help="for spans: http://localhost:4318/v1/traces")
     return parser
 
 
@@ -175,7 +178,8 @@ def _one(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, p
 _NOT_OF_ENGINE = frozenset(
     ("config", "model", "served_model_name", "chat_template", "host", "port", "api_key", "api_key_file")
     + ("allowed_origins", "ssl_keyfile", "ssl_certfile", "max_queue_len", "max_requests_per_tenant", "max_body_size")
-    + ("request_timeout", "stream_timeout", "drain_timeout", "log_level", "tool_call_parser", "reasoning_parser")
+    + ("request_timeout", "stream_timeout", "drain_timeout", "log_level")
+    + ("log_format", "log_prompts", "otlp_traces_endpoint", "tool_call_parser", "reasoning_parser")
 )
 
 
@@ -197,6 +201,9 @@ def _settings(flags: argparse.Namespace) -> Settings:
             reasoning_parser=flags.reasoning_parser,
             ssl_keyfile=flags.ssl_keyfile,
             ssl_certfile=flags.ssl_certfile,
+            log_format=flags.log_format,
+            log_prompts=flags.log_prompts,
+            otlp_traces_endpoint=flags.otlp_traces_endpoint,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from jaxinfer.request import CompletionOutput, RequestOutput
-from jaxinfer.serve import logprobs, params, prompts
+from jaxinfer.serve import forms, logprobs, params, prompts
 from jaxinfer.serve.schemas import CompletionRequest
 from jaxinfer.serve.server import Call, Generation, Prompt, Server
 from jaxinfer.serve.sse import DONE, EventStream, answer, event, unless_gone
@@ -26,7 +26,8 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     sampling = params.of_completion(server, body)
     asked = [Prompt(ids, sampling, text) for text, ids in await prompts.of_completion(server, body)]
     call = Call.of(request, body, "cmpl")
-    generation = await server.open(call, asked, "delta" if body.stream else "final")
+    with forms.named(body):
+        generation = await server.open(call, asked, "delta" if body.stream else "final")
     writer = _Writer(server, call, body, asked)
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)

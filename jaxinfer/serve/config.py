@@ -17,6 +17,9 @@ class ServerConfig:
     stream_timeout_s: how long a client may leave a stream unread.
     drain_timeout_s: how long what runs may go on after SIGTERM.
     tool_call_parser, reasoning_parser: how answers are read; by the chat template when None, see `Dialect`.
+    log_format: of the access log: "text" for key=value, "json" for a JSON object a line.
+    log_prompts: whether the access log holds prompts.
+    otlp_traces_endpoint: URL that spans go to, by OTLP over HTTP; None for no traces.
     api_keys: name of each key's owner by key; who they are decides fairness. Empty where no key is needed.
     """
 
@@ -35,6 +38,9 @@ class ServerConfig:
     reasoning_parser: str | None = None
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
+    log_format: str = "text"
+    log_prompts: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         check_parsers(self.tool_call_parser, self.reasoning_parser)
@@ -48,5 +54,7 @@ class ServerConfig:
         for name in ("request_timeout_s", "stream_timeout_s", "drain_timeout_s"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name}={value} must be a number of seconds above 0")
+        if self.log_format not in ("text", "json"):
+            raise ValueError(f"log_format={self.log_format!r} must be text or json")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile go together: give both or neither")

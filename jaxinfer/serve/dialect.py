@@ -67,7 +67,7 @@ class Dialect:
         """Reads one answer to a prompt."""
         reasoning = tools = None
         if self.reasoning_parser != "none":
-            reasoning = ReasoningSplitter(begins_in_reasoning(self.reasoning_parser, self._tail(prompt_ids)))
+            reasoning = ReasoningSplitter(self.reasoning(prompt_ids) == "opened")
         if use.names:
             tools = make_tool_call_parser(self.tool_call_parser, use.names)
         return ReplyReader(reasoning, tools)
@@ -76,14 +76,16 @@ class Dialect:
         self, use: ToolUse, prompt_ids: list[int], content_schema: Mapping[str, Any] | None = None
     ) -> str | None:
         """What constrains an answer to a prompt, as `answer_grammar` has it."""
-        reasoning: Reasoning = "none"
-        if self.reasoning_parser != "none":
-            tail = self._tail(prompt_ids)
-            if begins_in_reasoning(self.reasoning_parser, tail):
-                reasoning = "opened"
-            elif not ends_reasoning(tail):
-                reasoning = "possible"
-        return answer_grammar(use, self.tool_call_parser, reasoning, content_schema)
+        return answer_grammar(use, self.tool_call_parser, self.reasoning(prompt_ids), content_schema)
+
+    def reasoning(self, prompt_ids: list[int]) -> Reasoning:
+        """Whether the answer to a prompt begins with reasoning, or may."""
+        if self.reasoning_parser == "none":
+            return "none"
+        tail = self._tail(prompt_ids)
+        if begins_in_reasoning(self.reasoning_parser, tail):
+            return "opened"
+        return "none" if ends_reasoning(tail) else "possible"
 
     def _tail(self, prompt_ids: list[int]) -> str:
         return self._tokenizer.decode(prompt_ids[-_TAIL_TOKENS:])

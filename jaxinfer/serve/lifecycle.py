@@ -8,17 +8,19 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from importlib.util import find_spec
 from types import FrameType
 
 import uvicorn
 
 from jaxinfer.async_llm import AsyncLLM
+from jaxinfer.serve.access_log import log_to_stderr
 from jaxinfer.serve.app import create_app
 from jaxinfer.serve.cli import Settings
 from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.server import Server
+from jaxinfer.serve.tracing import Tracer
 
 logger = logging.getLogger("jaxinfer.serve")
 
@@ -63,12 +65,16 @@ def run(settings: Settings) -> int:
     Raises:
         PortError, ValueError, CheckpointError: it could not start.
     """
+    endpoint = settings.server.otlp_traces_endpoint
+    tracer = None if endpoint is None else Tracer.to(endpoint)
+    log_to_stderr()
     bound = bind(settings.server)
-    with bound:
+    with bound, nullcontext() if tracer is None else closing(tracer):
         llm = AsyncLLM(settings.model, **settings.engine)
         try:
             names = settings.model_names or (_name_of(settings.model, llm.source),)
             server = Server(llm, settings.server, names)
+            server.tracer = tracer
             return serve(server, bound)
         finally:
             llm.close()

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused
+from jaxinfer.serve.forms import ResponseFormat, StructuredOutputs
 
 Number = float  # whole ones too
+Formed = Enforced("forms.of: the token mask of SamplingParams.structured_outputs")
 Sampled = Enforced("SamplingParams, on the device")
 
 
@@ -58,6 +60,12 @@ class GenerationBody(Body):
     ] = None
     return_token_ids: Annotated[bool | None, Enforced("choices and prompt with their token ids")] = None
     return_tokens_as_token_ids: Annotated[bool | None, Enforced('log-probabilities name tokens "token_id:7"')] = None
+    response_format: Annotated[ResponseFormat | None, Formed] = None
+    structured_outputs: Annotated[StructuredOutputs | None, Formed] = None
+    guided_json: Annotated[dict[str, Any] | bool | str | None, Formed] = None
+    guided_regex: Annotated[str | None, Formed] = None
+    guided_choice: Annotated[list[str] | None, Formed] = None
+    guided_grammar: Annotated[str | None, Formed] = None
     user: Annotated[str | None, Enforced("RequestOptions.tenant: fair shares and limits, unless keys say who")] = None
     safety_identifier: Annotated[str | None, Enforced("in place of user, where that is absent")] = None
     priority: Annotated[int | None, Enforced("RequestOptions.priority: the scheduler's order")] = None

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
@@ -19,7 +19,9 @@ from jaxinfer.serve.admission import Admission
 from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.dialect import Dialect
 from jaxinfer.serve.errors import ApiError
+from jaxinfer.serve.request_log import RequestRecord
 from jaxinfer.serve.schemas import GenerationBody
+from jaxinfer.serve.tracing import Tracer
 from jaxinfer.tokenizer import Tokenizer
 
 
@@ -34,6 +36,7 @@ class Server:
         self.max_model_len = llm.max_model_len
         self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
         self.dialect = Dialect(llm.tokenizer, config.chat_template, config.tool_call_parser, config.reasoning_parser)
+        self.tracer: Tracer | None = None
         self._running: set[str] = set()
 
     @property
@@ -91,19 +94,26 @@ class Call:
     priority: int = 0
     cache_salt: str = ""
     timeout_s: float | int | None = None
+    record: RequestRecord | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, request: Request, body: GenerationBody, prefix: str) -> Call:
         """The call that a body makes. The tenant is the API key's owner, or whom the body names where keys do not."""
-        limit_s = request.app.state.server.config.request_timeout_s
+        server: Server = request.app.state.server
+        limit_s = server.config.request_timeout_s
         given_s = body.timeout_s if body.timeout_s is not None else limit_s
+        tenant = tenant_of(request, body.user or body.safety_identifier)
+        record: RequestRecord | None = request.scope["state"].get("record")
+        if record is not None:
+            record.model, record.tenant, record.stream = server.model_name, tenant, bool(body.stream)
         return cls(
             f"{prefix}-{uuid.uuid4().hex}",
             int(time.time()),
-            tenant_of(request, body.user or body.safety_identifier),
+            tenant,
             body.priority or 0,
             body.cache_salt or "",
             given_s if limit_s is None or given_s is None else min(given_s, limit_s),
+            record,
         )
 
 
@@ -126,6 +136,7 @@ class Generation:
     async def start(self, server: Server, prompts: Sequence[Prompt], output_kind: OutputKind) -> None:
         """See `Server.open`."""
         call = self.call
+        self._describe(server, prompts)
         num_sequences = sum(prompt.params.num_choices for prompt in prompts)
         self._held.enter_context(server.admission.enter(call.tenant, num_sequences))
         ids = [f"{call.id}-{index}" for index in range(len(prompts))]
@@ -153,11 +164,27 @@ class Generation:
             if isinstance(each, BaseException):
                 raise each
 
+    def _describe(self, server: Server, prompts: Sequence[Prompt]) -> None:
+        """Tell the access log of them."""
+        if (record := self.call.record) is None:
+            return
+        for prompt in prompts:
+            record.begin(prompt.params, len(prompt.token_ids))
+        if server.config.log_prompts:
+            record.prompt = [
+                server.tokenizer.decode(each.token_ids) if each.text is None else each.text for each in prompts
+            ]
+
+    def _noted(self, output: RequestOutput) -> RequestOutput:
+        if self.call.record is not None:
+            self.call.record.note(output)
+        return checked(output)
+
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """What the prompts' streams give, as it comes. Raises `ApiError` where one fails."""
         if len(self._streams) == 1:
             async for output in self._streams[0]:
-                yield 0, checked(output)
+                yield 0, self._noted(output)
             return
         queue: asyncio.Queue[Any] = asyncio.Queue(1)  # what waits meanwhile stays in the engine's mailboxes
 
@@ -180,7 +207,7 @@ class Generation:
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    yield index, checked(item)
+                    yield index, self._noted(item)
         finally:
             for task in pumps:
                 task.cancel()
@@ -195,6 +222,8 @@ class Generation:
 
     async def close(self) -> None:
         """Give back what the request holds."""
+        if self.call.record is not None:
+            self.call.record.end()
         await self._held.aclose()
 
 

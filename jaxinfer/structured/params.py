@@ -85,17 +85,18 @@ def _check_text(name: str, text: Any, limit: int) -> None:
 
 def _schema_text(schema: Any) -> str:
     """A schema as JSON text, without what JSON does not know."""
+    if isinstance(schema, str):
+        _check_text("json", schema, MAX_TEXT_CHARS)
     try:
-        if isinstance(schema, str):
-            _check_text("json", schema, MAX_TEXT_CHARS)
-            schema = json_text.loads(schema)
-        if not isinstance(schema, Mapping | bool):
-            raise _error("json", f"{schema!r:.60} must be a JSON schema: an object, True or False")
-        text = json_text.dumps(dict(schema) if isinstance(schema, Mapping) else schema, allow_nan=False)
+        schema = json_text.loads(schema) if isinstance(schema, str) else schema
+        plain = dict(schema) if isinstance(schema, Mapping) else schema
+        text = json_text.dumps(plain, allow_nan=False) if isinstance(plain, dict | bool) else ""
     except RecursionError:
         raise _error("json", "is nested too deeply") from None
-    except (TypeError, json_text.JSONDecodeError) as error:
+    except (TypeError, ValueError) as error:
         raise _error("json", f"is no JSON: {error}") from None
+    if not text:
+        raise _error("json", f"{schema!r:.60} must be a JSON schema: an object, True or False")
     if len(text) > MAX_TEXT_CHARS:
         raise _error("json", f"has {len(text)} characters as JSON text; {MAX_TEXT_CHARS} is the most")
     return text

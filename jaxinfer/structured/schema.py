@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 MAX_DEPTH = 60  # of the JSON text: llguidance stops reading at 128
 MAX_SUBSCHEMAS = 5000
 MAX_PROPERTIES = 1000  # of one object: the time to compile them grows with the square of those not required
 MAX_INTEGER = 2**53  # llguidance computes bounds in 64-bit numbers
+MAX_DIVISOR = 10_000  # without its factors 2 and 5
 
 Path = tuple[str | int, ...]
 
@@ -30,6 +33,8 @@ _SUPPORTED = {
 _IGNORED_WHEN: Mapping[str, Any] = {"uniqueItems": False, "nullable": False}  # values that say nothing
 _REMEDIES = {"nullable": 'use "type": [..., "null"]', "x-guidance": "use the other fields of structured_outputs"}
 _BY_LOWER = {keyword.lower(): keyword for keyword in _SUPPORTED | _UNSUPPORTED}
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_LAST_BLAMED = ("type", "properties", "items", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLE = ("additionalProperties", "additionalItems", "items")
@@ -42,12 +47,15 @@ def check_schema(schema: Mapping[str, Any] | bool) -> None:
     upper and lower case.
     """
     _check_depth(schema)
+    divisors = _Divisors()
     for count, (path, each) in enumerate(subschemas(schema)):
         if count >= MAX_SUBSCHEMAS:
             raise ValueError(f"structured_outputs.json has more than {MAX_SUBSCHEMAS} subschemas")
         if isinstance(each, Mapping):
             for keyword, value in each.items():
                 _check_keyword(path, keyword, value)
+                if keyword == "multipleOf":
+                    divisors.add(path, value)
 
 
 def _check_keyword(path: Path, keyword: str, value: Any) -> None:
@@ -60,9 +68,32 @@ def _check_keyword(path: Path, keyword: str, value: Any) -> None:
         raise _error(path, keyword, f"{value!r:.60} is not inside this schema; only '#…' can be followed")
     if keyword == "properties" and isinstance(value, Mapping) and len(value) > MAX_PROPERTIES:
         raise _error(path, keyword, f"has {len(value)} entries; {MAX_PROPERTIES} is the most")
-    if keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-        if isinstance(value, int | float) and abs(value) > MAX_INTEGER:
-            raise _error(path, keyword, f"is beyond ±{MAX_INTEGER}, which cannot be enforced exactly")
+    if keyword in _BOUNDS and isinstance(value, int | float) and abs(value) > MAX_INTEGER:
+        raise _error(path, keyword, f"is beyond ±{MAX_INTEGER}, which cannot be enforced exactly")
+
+
+class _Divisors:
+    """Keeps the automata small that tell multiples: one has a state for each remainder.
+
+    Factors of ten cost nothing, as the last digits tell; schemas that are joined are divisible by both divisors.
+    """
+
+    def __init__(self) -> None:
+        self._common, self._sum = 1, 0
+
+    def add(self, path: Path, value: Any) -> None:
+        if not isinstance(value, int | float) or not value > 0:
+            return  # llguidance refuses it
+        numerator = int("".join(map(str, Decimal(str(value)).as_tuple().digits)))
+        for factor in (2, 5):
+            while numerator % factor == 0:
+                numerator //= factor
+        self._common = math.lcm(self._common, numerator)
+        self._sum += numerator
+        if self._common > MAX_DIVISOR or self._sum > 10 * MAX_DIVISOR:
+            raise _error(
+                path, "multipleOf", f"is too much with the others: their least common multiple is over {MAX_DIVISOR}"
+            )
 
 
 def _remedy(keyword: str) -> str:
@@ -146,7 +177,8 @@ def explain(schema: Any, complaint: str, compile: Callable[[Any], str], timeout_
     ):
         step, here, complaint = inner
         path = (*path, *step)
-    for keyword in here:
+    # What narrows a type or limits properties fails no more without them, so they are tried last.
+    for keyword in sorted(here, key=lambda keyword: (keyword in _LAST_BLAMED, keyword not in complaint)):
         rest = {name: value for name, value in here.items() if name != keyword}
         if keyword not in roots and time.monotonic() < end_s and not complaint_of(rest):
             return _error(path, keyword, f"cannot be honoured: {complaint}")

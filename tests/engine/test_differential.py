@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, SamplingParams
+from jaxinfer import LLM, SamplingParams, StructuredOutputsParams
 from jaxinfer.request import RequestOptions, RequestOutput
 
 SETTINGS = {"max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 32, "verbose": False}
@@ -31,6 +31,9 @@ OPTIONAL: dict[str, Any] = {
     "prompt_logprobs": lambda chance: chance.choice([0, 2]),
     "return_hidden_states": lambda chance: True,
     "return_logits": lambda chance: True,
+    "structured_outputs": lambda chance: StructuredOutputsParams(
+        regex=chance.choice(["[ -~]{0,20}", "[a-p ]+|[A-Z]+"])
+    ),
 }
 
 

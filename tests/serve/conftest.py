@@ -45,7 +45,7 @@ class Running:
 
 
 @contextmanager
-def running(llm: Any, **settings: Any) -> Iterator[Running]:
+def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
     """Serve an `AsyncLLM` with settings of `ServerConfig` on a free port."""
     from jaxinfer.serve.config import ServerConfig
     from jaxinfer.serve.lifecycle import bind, make_uvicorn
@@ -59,6 +59,7 @@ def running(llm: Any, **settings: Any) -> Iterator[Running]:
 
         async def main() -> None:
             server = Server(llm, config, (NAME, "tiny-alias"))
+            server.tracer = tracer
             uvicorn_server = make_uvicorn(server, bound)
             made.extend([server, uvicorn_server])
             serving = asyncio.ensure_future(uvicorn_server.serve(sockets=[bound]))

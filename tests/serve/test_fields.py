@@ -7,7 +7,9 @@ neither holds fails the walk.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -246,7 +248,44 @@ def _timeout(ask: Endpoint) -> None:
     assert ask.choice(timeout_s=1e-6, max_tokens=200, ignore_eos=True)["finish_reason"] == "timeout"
 
 
+def _form(matches: Callable[[str], object], **field: Any) -> Check:
+    """The output has a form that free ones do not have."""
+
+    def check(ask: Endpoint) -> None:
+        assert matches(ask.text(**field, max_tokens=120, temperature=1))
+
+    return check
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+
+
+def _is_of_schema(text: str) -> bool:
+    return json.loads(text) in ({"a": 1}, {"a": 2})
+
+
+def _response_format(ask: Endpoint) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "mine", "schema": SCHEMA}}
+    _form(_is_of_schema, response_format=form)(ask)
+    assert ask.text(response_format={"type": "text"}) == ask.text()
+    error = ask.error(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "set"}}})
+    assert error["param"] == "response_format" and "type" in error["message"]
+    assert ask.error(response_format={"type": "json_schema"})["param"] == "response_format"
+
+
+def _guided_regex(ask: Endpoint) -> None:
+    _form(partial(re.fullmatch, "[ab]{3}c"), guided_regex="[ab]{3}c")(ask)
+    assert ask.error(guided_regex="(")["param"] == "guided_regex"
+    assert ask.error(guided_regex="a", guided_choice=["a"])["param"] == "guided_choice"
+
+
 GENERATION: dict[str, Check] = {
+    "response_format": _response_format,
+    "structured_outputs": _form(["no", "yes"].__contains__, structured_outputs={"choice": ["no", "yes"]}),
+    "guided_json": _form(_is_of_schema, guided_json=SCHEMA),
+    "guided_regex": _guided_regex,
+    "guided_choice": _form(["left", "right"].__contains__, guided_choice=["left", "right"]),
+    "guided_grammar": _form(partial(re.fullmatch, "(xy)+"), guided_grammar='start: "xy" start | "xy"'),
     "model": _model,
     "stream": _stream,
     "stream_options": _stream_options,
@@ -370,39 +409,19 @@ def _tokens(ask: Endpoint) -> None:
     assert ask.error(tokens=[10**9])["param"] == "tokens"
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": name, "parameters": {"properties": {"a": {"enum": ["x"]}}, "required": ["a"]}},
-    }
-    for name in ("f", "g")
-]
-NAMED = {"type": "function", "function": {"name": "g"}}
-
-
 def _tools(ask: Endpoint) -> None:
-    messages = {"prompt": ..., "messages": [{"role": "user", "content": "once"}], "truncate_prompt_tokens": ...}
-    if ask.path == CHAT:
-        assert "context is 256" in ask.error(**messages, tools=TOOLS)["message"]
-    else:
-        assert _num_prompt_tokens(ask, **messages, tools=TOOLS) > _num_prompt_tokens(ask, **messages) + 100
-
-
-def _calls(ask: Endpoint, **changes: Any) -> list[tuple[str, str]]:
-    room = {"tools": TOOLS, "truncate_prompt_tokens": 20, "max_tokens": 200, "seed": 2}
-    found = ask.choice(**room, **changes)["message"].get("tool_calls", [])
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in found]
-
-
-def _tool_choice(ask: Endpoint) -> None:
-    assert _calls(ask, tool_choice=NAMED) == [("g", '{"a": "x"}')]
-    assert _calls(ask, tool_choice="none") == []
-    assert ask.error(tool_choice="required")["param"] == "tool_choice"
-
-
-def _parallel(ask: Endpoint) -> None:
-    assert len(_calls(ask, tool_choice="required", min_tokens=80)) > 1  # a call has fewer tokens
-    assert len(_calls(ask, tool_choice="required", parallel_tool_calls=False)) == 1
+    """`tools`, and what of them: the fields have their effects together."""
+    parameters = {"properties": {"a": {"enum": ["x"]}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    short = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}
+    if ask.path != CHAT:
+        assert ask.answer(**short, tools=tools)["count"] > 256
+        return
+    assert "context is 256" in ask.error(tools=tools)["message"]
+    room = {"tools": tools, "truncate_prompt_tokens": 20, "max_tokens": 200}
+    calls = lambda **how: len(ask.choice(**room, **how)["message"].get("tool_calls", []))  # noqa: E731
+    assert calls(tool_choice="none") == 0 and calls(tool_choice="required", parallel_tool_calls=False) == 1
+    assert calls(tool_choice="required", min_tokens=80) > 1, "a call has fewer tokens"
 
 
 EFFECTS: dict[str, dict[str, Check]] = {
@@ -417,9 +436,7 @@ EFFECTS: dict[str, dict[str, Check]] = {
     CHAT: {
         **GENERATION,
         "messages": _messages,
-        "tools": _tools,
-        "tool_choice": _tool_choice,
-        "parallel_tool_calls": _parallel,
+        **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), _tools),
         "max_completion_tokens": _max_completion_tokens,
         "logprobs": _chat_logprobs,
         "top_logprobs": _top_logprobs,
