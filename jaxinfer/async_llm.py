@@ -254,7 +254,7 @@ def _prepare(
 ) -> tuple[str | None, list[int], Grammar | None]:
     """What a request needs of its prompt and form, made outside the engine's thread."""
     text, ids = encode()
-    return text, ids, llm.engine.compile_grammar(params)
+    return text, ids, llm.engine.grammars.of(params)
 
 
 class _Driver:

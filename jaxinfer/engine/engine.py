@@ -66,7 +66,7 @@ class Engine:
             max_chunk=limits.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(limits, pages)
-        self._grammars = GrammarCompiler(tokenizer, self.config.model.vocab_size)
+        self.grammars = GrammarCompiler(tokenizer, self.config.model.vocab_size)
         self.metrics = EngineMetrics(limits.max_model_len)
         self._compiler = assembled.compiler
         self._background: BackgroundCompiler | None = None
@@ -126,15 +126,6 @@ class Engine:
     def _token_index(self) -> TokenIndex:
         return TokenIndex(self.tokenizer)
 
-    def compile_grammar(self, params: SamplingParams) -> Grammar | None:
-        """What `structured_outputs` asks for, compiled; None where nothing is. For any thread.
-
-        Raises:
-            ValueError: a form that is malformed, too large or cannot be honoured.
-        """
-        form = params.structured_outputs
-        return None if form is None else self._grammars.compile(form)
-
     def add(
         self,
         request_id: str,
@@ -147,7 +138,7 @@ class Engine:
     ) -> None:
         """Queue a request. `first_scored` is the first prompt position that `prompt_logprobs` covers.
 
-        `grammar` is what `compile_grammar` made of the params, called here when None.
+        `grammar` is what `grammars` made of the params, in any thread; compiled here when None.
 
         Raises:
             ValueError: an empty or too long prompt, a token outside the vocabulary, a request id in use, a logits
@@ -168,7 +159,7 @@ class Engine:
         for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
             plain_ids(name, list(getattr(params, name) or ()), vocab)
         self.sampler.check(params)
-        grammar = grammar or self.compile_grammar(params)
+        grammar = grammar or self.grammars.of(params)
         total = limit if params.max_tokens is None else min(limit, len(prompt_ids) + params.max_tokens)
         reads_prompt = params.prompt_logprobs is not None or params.return_hidden_states
         sequences = [

@@ -16,10 +16,10 @@ class ServerConfig:
     request_timeout_s: after which a request ends with what it has; None for none.
     stream_timeout_s: how long a client may leave a stream unread.
     drain_timeout_s: how long what runs may go on after SIGTERM.
-    tool_call_parser, reasoning_parser: how answers are read; by the chat template when None, see `Dialect`.
     log_format: of the access log: "text" for key=value, "json" for a JSON object a line.
     log_prompts: whether the access log holds prompts.
     otlp_traces_endpoint: URL that spans go to, by OTLP over HTTP; None for no traces.
+    tool_call_parser, reasoning_parser: how answers are read; by the chat template when None, see `Dialect`.
     api_keys: name of each key's owner by key; who they are decides fairness. Empty where no key is needed.
     """
 

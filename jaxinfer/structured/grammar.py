@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxinfer.request import SamplingParams
 from jaxinfer.structured.params import StructuredOutputsParams
 from jaxinfer.structured.schema import check_schema, explain, without_no_ops
 from jaxinfer.structured.vocabulary import llguidance_tokenizer
@@ -94,6 +95,10 @@ class GrammarCompiler:
         self._trie: llguidance.LLTokenizer | None = None
         self._cache: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
         self._lock = threading.Lock()
+
+    def of(self, params: SamplingParams) -> Grammar | None:
+        """What a request asks for, compiled as `compile` does; None where it asks for no form."""
+        return None if params.structured_outputs is None else self.compile(params.structured_outputs)
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """The grammar of what is asked for.

@@ -19,7 +19,7 @@ from jaxinfer.bench.serve.client import import_aiohttp, normalize_url
 from jaxinfer.bench.serve.compare import Sizes, compare
 from jaxinfer.bench.serve.jsonl import OURS, read_jsonl
 from jaxinfer.bench.serve.measure import Plan, Target, measure
-from jaxinfer.bench.serve.plot import draw, import_figure
+from jaxinfer.bench.serve.plot import check_picture, draw
 from jaxinfer.bench.serve.prompts import (
     ENDPOINTS,
     PROMPT_SETS,
@@ -31,7 +31,7 @@ from jaxinfer.bench.serve.prompts import (
 )
 from jaxinfer.bench.serve.report import as_text, failed
 from jaxinfer.bench.serve.run import BodyFields
-from jaxinfer.bench.serve.server import ChildServer
+from jaxinfer.bench.serve.server import ChildServer, ended_by_signals
 from jaxinfer.bench.serve.slo import parse_slo
 
 _DEFAULT_NUM_REQUESTS = 64
@@ -66,7 +66,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     prompts.add_argument("--prompts", choices=PROMPT_SETS, default="random")
     prompts.add_argument("--jsonl", metavar="FILE", help='one\'s own: {"prompt" or "messages", "max_tokens" …} a line')
     prompts.add_argument("--input-len", type=int, default=128, metavar="N", help="words, about a token each")
-    prompts.add_argument("--output-len", type=int, default=64, metavar="N", help="max_tokens")
+    prompts.add_argument("--output-len", type=int, default=64, metavar="N", help="max_tokens, where a line has none")
     prompts.add_argument("--range-ratio", type=float, default=0.0, metavar="R", help="lengths vary by ±R of themselves")
     prompts.add_argument("--vocab-size", type=int, metavar="N", help="send token ids below N, not words")
     prompts.add_argument("--prefix-len", type=int, metavar="N", help="of shared-prefix (default: 256)")
@@ -131,10 +131,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     plan = None if arguments.compare_in_process else _plan(arguments)
     import_aiohttp()
     if plan is None:
-        return _report(arguments, load, "our own, and LLM", *_compare(arguments))
+        with ended_by_signals():
+            return _report(arguments, load, "our own, and LLM", *_compare(arguments))
     if arguments.plot is not None:
-        import_figure()
+        check_picture(arguments.plot)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(ended_by_signals())
         url, name = arguments.base_url, arguments.model
         if url is None:
             flags = [] if name is None else ["--model", name]
@@ -228,14 +230,17 @@ def _sessions(arguments: argparse.Namespace) -> tuple[Callable[[int], Iterator[S
     sizes = {"prefix_len": arguments.prefix_len, "num_prefixes": arguments.num_prefixes, "turns": arguments.turns}
     belong = {"shared-prefix": ("prefix_len", "num_prefixes"), "multi-turn": ("turns",)}.get(arguments.prompts, ())
     for name, value in sizes.items():
+        flag = f"--{name.replace('_', '-')}"
         if value is not None and (name not in belong or arguments.jsonl is not None):
-            raise ValueError(f"--{name.replace('_', '-')} does not belong to these prompts")
+            raise ValueError(f"{flag} does not belong to these prompts")
+        if value is not None and value < 1:
+            raise ValueError(f"{flag} must be 1 or more")
     lengths = Lengths(arguments.input_len, arguments.output_len, arguments.range_ratio, arguments.vocab_size)
     if arguments.vocab_size is not None and arguments.endpoint == "chat":
         raise ValueError("--vocab-size sends token ids, which need --endpoint completions")
     if arguments.jsonl is not None:
-        if arguments.prompts != "random" or arguments.vocab_size is not None:
-            raise ValueError("--jsonl brings its own prompts: leave out --prompts and --vocab-size")
+        if arguments.prompts != "random" or lengths != Lengths(output_len=lengths.output_len):
+            raise ValueError("--jsonl brings its own prompts: leave out --prompts and all lengths but --output-len")
         lines = read_jsonl(arguments.jsonl, arguments.endpoint, arguments.output_len)
         return lambda seed: itertools.cycle(lines), len(lines)
     if arguments.prompts == "shared-prefix":

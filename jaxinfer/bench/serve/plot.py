@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxinfer.bench.serve.records import Record
 
 _NUM_BINS = 60
+_ENDINGS = (".svg", ".png", ".pdf")
 _COLORS = {"ttft": "#2a6f97", "tpot": "#c8553d", "e2e": "#588157"}
 _TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "whole request"}
 
@@ -24,6 +26,19 @@ def import_figure() -> Any:
     except ImportError as error:
         raise ValueError("a plot needs matplotlib: pip install 'jaxinfer[bench]'") from error
     return Figure
+
+
+def check_picture(path: str) -> None:
+    """See before a long run whether its picture can be drawn.
+
+    Raises:
+        ValueError: matplotlib is not installed, the name has no known ending, or its folder does not exist.
+    """
+    import_figure()
+    if not path.endswith(_ENDINGS):
+        raise ValueError(f"--plot {path}: the name must end with {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}")
+    if not Path(path).absolute().parent.is_dir():
+        raise ValueError(f"--plot {path}: there is no such folder")
 
 
 def draw(path: str, records: Sequence[Record], duration_s: float, slo: Mapping[str, float], title: str) -> None:

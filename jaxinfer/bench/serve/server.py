@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _START_LIMIT_S = 600.0
 _END_LIMIT_S = 60.0
 _POLL_S = 0.05
 _IDLE_INTERVAL_S, _NUM_IDLE, _IDLE_SHARE = 0.5, 3, 0.04
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Has SIGTERM end this process by `SystemExit`, so that the processes it has started are ended too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say so
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class ChildServer:

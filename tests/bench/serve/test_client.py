@@ -219,6 +219,8 @@ def test_prompts_of_ones_own(capsys, server, tmp_path):
     report_of(capsys, server, "--jsonl", str(file), "--warmup", "0", "--concurrency", "1")
     assert [(body["prompt"], body["max_tokens"]) for body in server.bodies] == [("one", 2), ([1, 2], 4)]
     assert server.bodies[0]["top_k"] == 5 and server.bodies[0]["stream"] is True
+    assert main(["serve", "--jsonl", str(file), "--input-len", "5"]) == 2
+    assert "--jsonl brings its own prompts" in capsys.readouterr().err
     report_of(capsys, server, "--jsonl", str(file), "--num-requests", "5", "--warmup", "0")
     assert len(server.bodies) == 7
 
@@ -236,6 +238,9 @@ def test_prompts_of_ones_own(capsys, server, tmp_path):
         (["--share", "0.5"], "belong to --find-rate"),
         (["--slo", "ttft:5s", "ttft:6s"], "two limits for one measure"),
         (["--turns", "3"], "--turns does not belong to these prompts"),
+        (["--prompts", "multi-turn", "--turns", "0"], "--turns must be 1 or more"),
+        (["--plot", "run.gif"], "must end with .svg, .png or .pdf"),
+        (["--plot", "/no/such/run.png"], "there is no such folder"),
         (["--vocab-size", "9", "--endpoint", "chat"], "--vocab-size sends token ids"),
         (["--jsonl", "/no/such/file"], "No such file"),
         (["--extra-body", "[]"], "must be a JSON object"),

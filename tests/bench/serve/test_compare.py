@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import urllib.request
 
@@ -72,6 +73,25 @@ def test_a_child_is_ready_when_entered_and_gone_when_left():
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert server._process.returncode == -signal.SIGTERM
+
+
+def test_a_signal_ends_the_child_too():
+    code = f"""
+from pathlib import Path
+import sys, time
+from jaxinfer.bench.serve.server import ChildServer, ended_by_signals
+with ended_by_signals(), ChildServer(["--seed", "3"], [sys.executable, "-c", {READY!r}]) as server:
+    print(server._process.pid, flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        pid = int(process.stdout.readline())
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_a_child_that_cannot_start():
