@@ -89,8 +89,8 @@ class AccessLogMiddleware:
             nonlocal complete
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                header = (b"x-request-id", record.request_id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                others = [each for each in message.get("headers", ()) if each[0].lower() != b"x-request-id"]
+                message = {**message, "headers": [*others, (b"x-request-id", record.request_id.encode())]}
             elif message["type"] == "http.response.body":
                 complete = not message.get("more_body", False)
             await send(message)

@@ -31,6 +31,7 @@ class Running:
         self.url = url
         self.loop = loop
         self.http = httpx.Client(base_url=url, timeout=60)
+        self._clients: list[Any] = []  # closed at the end: what is dropped open warns when it is collected
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
@@ -41,7 +42,13 @@ class Running:
     def openai(self, **options: Any) -> Any:
         import openai
 
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+        settings = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 60, **options}
+        self._clients.append(openai.OpenAI(**settings))
+        return self._clients[-1]
+
+    def close_clients(self) -> None:
+        for client in (self.http, *self._clients):
+            client.close()
 
 
 @contextmanager
@@ -76,7 +83,7 @@ def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
         try:
             yield found
         finally:
-            found.http.close()
+            found.close_clients()
             uvicorn_server.should_exit = True
             thread.join(20)
             assert not thread.is_alive(), "the server did not end"
