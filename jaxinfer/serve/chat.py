@@ -31,7 +31,8 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     ids = await prompts.of_chat(server, body, use)
     call = Call.of(request, body, "chatcmpl")
     constrained = params.with_calls(server, body, sampling, use, ids)
-    with forms.named(body), params.naming_tools(use, constrained is not sampling):
+    is_made = constrained.structured_outputs is not sampling.structured_outputs
+    with forms.named(body), params.naming_tools(use, is_made):
         generation = await server.open(call, [Prompt(ids, constrained)], "delta" if body.stream else "final")
     writer = _Writer(server, call, body, partial(server.dialect.reader, use, ids))
     if body.stream:

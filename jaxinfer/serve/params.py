@@ -72,11 +72,15 @@ def with_calls(
 ) -> SamplingParams:
     """The parameters under one grammar for what may come of reasoning, calls and content of a form; else as they are.
 
+    Special tokens are kept in the text where the parsers look for them, unless the body leaves them out.
+
     Raises:
         ApiError: the form cannot stand in one grammar with calls or after reasoning.
         FieldError: a function's schema cannot be enforced.
     """
     form = params.structured_outputs
+    if body.skip_special_tokens is None and server.dialect.has_special_marks(use):
+        params = replace(params, skip_special_tokens=False)
     with forms.named(body):
         schema = None if form is None else spaced_schema(form)
         if form is not None and schema is None and server.dialect.reasoning(prompt_ids) == "opened":

@@ -59,6 +59,7 @@ class Scripted(AsyncLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = prompt["prompt_token_ids"]
         self.prompts.append(self.tokenizer.decode(ids))
+        self.params = params
         return self._outputs(request_id, ids, 5 if output_kind == "delta" else 1 << 20)
 
     async def _outputs(self, request_id: str, ids: list[int], size: int) -> AsyncGenerator[RequestOutput, None]:
@@ -323,3 +324,16 @@ def test_forms_that_leave_no_room_are_refused(forced: Any, thinking_client: Any)
     with pytest.raises(openai.BadRequestError, match="reasons first") as caught:
         create(thinking_client, extra_body={"guided_choice": ["a", "b"]})
     assert caught.value.param == "guided_choice"
+
+
+def test_special_tokens_stay_in_the_text_where_calls_are_made_of_them(
+    runner: Any, model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with runner(model) as found:
+        create(found.openai(), tools=[WEATHER])
+        assert model.params.skip_special_tokens
+        monkeypatch.setattr(found.server.dialect, "has_special_marks", lambda use: bool(use.names))
+        create(found.openai(), tools=[WEATHER])
+        assert not model.params.skip_special_tokens
+        create(found.openai(), tools=[WEATHER], extra_body={"skip_special_tokens": True})
+        assert model.params.skip_special_tokens
