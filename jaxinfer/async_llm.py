@@ -67,6 +67,11 @@ class AsyncLLM:
         return self._config.model.vocab_size
 
     @property
+    def embed_dim(self) -> int:
+        """D, the length of a token's hidden state."""
+        return self._config.model.embed_dim
+
+    @property
     def memory_plan(self) -> MemoryPlan:
         """As `LLM.memory_plan`."""
         return self._memory_plan
@@ -254,7 +259,7 @@ def _prepare(
 ) -> tuple[str | None, list[int], Grammar | None]:
     """What a request needs of its prompt and form, made outside the engine's thread."""
     text, ids = encode()
-    return text, ids, llm.engine.compile_grammar(params)
+    return text, ids, llm.engine.grammars.of(params)
 
 
 class _Driver:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxinfer import LLM, RequestError, SamplingParams, generate
+from jaxinfer import LLM, RequestError, SamplingParams, StructuredOutputsParams, generate
 
 ITEMS = json.loads((Path(__file__).parent / "golden" / "smollm2_f32.json").read_text())["items"]
 PROMPT = "The capital of France is"
@@ -138,6 +138,16 @@ def test_bad_words_leave_the_text(llm):
     refused = one(llm, allowed_token_ids=[llm.tokenizer.encode(" Paris")[0]], bad_words=["Paris"])
     reason = "no token is allowed: allowed_token_ids and bad_words together leave none after 0 tokens"
     assert (refused.finish_reason, refused.stop_reason) == ("error", reason)
+
+
+def test_a_form_is_kept_beside_other_requests(llm):
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
+    form = StructuredOutputsParams(json={**schema, "additionalProperties": False}, disable_any_whitespace=True)
+    fields = [{"structured_outputs": form, "max_tokens": 24}, {"ignore_eos": True, "max_tokens": 8}]
+    params = [SamplingParams(temperature=0.0, **each) for each in fields]
+    formed, free = (output.outputs[0] for output in llm.generate([PROMPT] * 2, params))
+    assert list(json.loads(formed.text)) == ["city"] and formed.finish_reason == "stop"
+    assert free.token_ids == one(llm).token_ids
 
 
 def test_typical_p_takes_the_token_of_typical_surprise(llm):

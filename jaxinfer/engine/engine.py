@@ -66,7 +66,7 @@ class Engine:
             max_chunk=limits.max_num_batched_tokens,
         )
         self.scheduler = Scheduler(limits, pages)
-        self._grammars = GrammarCompiler(tokenizer, self.config.model.vocab_size)
+        self.grammars = GrammarCompiler(tokenizer, self.config.model.vocab_size)
         self.metrics = EngineMetrics(limits.max_model_len)
         self._compiler = assembled.compiler
         self._background: BackgroundCompiler | None = None
@@ -78,7 +78,6 @@ class Engine:
         self._state_of: dict[SequenceState, OutputState] = {}
         self.reader = StepReader(self._live, self._state_of, tokenizer, self.runner)
         self._num_arrived = 0
-        self._num_computed_tokens = 0
         self._num_failed_steps = 0
         self._failure: str | None = None  # no exception: its traceback would keep arrays alive
 
@@ -126,15 +125,6 @@ class Engine:
     def _token_index(self) -> TokenIndex:
         return TokenIndex(self.tokenizer)
 
-    def compile_grammar(self, params: SamplingParams) -> Grammar | None:
-        """What `structured_outputs` asks for, compiled; None where nothing is. For any thread.
-
-        Raises:
-            ValueError: a form that is malformed, too large or cannot be honoured.
-        """
-        form = params.structured_outputs
-        return None if form is None else self._grammars.compile(form)
-
     def add(
         self,
         request_id: str,
@@ -147,7 +137,7 @@ class Engine:
     ) -> None:
         """Queue a request. `first_scored` is the first prompt position that `prompt_logprobs` covers.
 
-        `grammar` is what `compile_grammar` made of the params, called here when None.
+        `grammar` is what `grammars` made of the params, in any thread; compiled here when None.
 
         Raises:
             ValueError: an empty or too long prompt, a token outside the vocabulary, a request id in use, a logits
@@ -168,7 +158,7 @@ class Engine:
         for name in ("allowed_token_ids", "stop_token_ids", "logit_bias"):
             plain_ids(name, list(getattr(params, name) or ()), vocab)
         self.sampler.check(params)
-        grammar = grammar or self.compile_grammar(params)
+        grammar = grammar or self.grammars.of(params)
         total = limit if params.max_tokens is None else min(limit, len(prompt_ids) + params.max_tokens)
         reads_prompt = params.prompt_logprobs is not None or params.return_hidden_states
         sequences = [
@@ -304,9 +294,7 @@ class Engine:
         if not plan.rows:
             return None
         hidden, logits = self.runner.run([_row(row) for row in plan.rows], self.sampler.state.last_token)
-        num_tokens = sum(row.num_tokens for row in plan.rows)
-        self._num_computed_tokens += num_tokens
-        self.metrics.step(num_tokens)
+        self.metrics.step(sum(row.num_tokens for row in plan.rows))
         drawing: dict[int, SequenceState] = {index: row.sequence for index, row in enumerate(plan.rows) if row.draws}
         sampled = None
         if drawing:
@@ -321,21 +309,17 @@ class Engine:
 
     def _settle(self, sequences: list[SequenceState]) -> list[LiveRequest]:
         """Let go of the sequences that ended; returns their requests."""
-        moved, num_tokens, gaps_s, now_s = [], 0, [], time.monotonic()
+        moved, now_s = [], time.monotonic()
         for sequence in sequences:
             live, state = self._live[sequence.request_id], self._state_of[sequence]
             moved.append(live)
-            num_new, gap_s = live.moved(sequence.index, now_s)
-            num_tokens += num_new
-            if gap_s is not None:
-                gaps_s.append(gap_s)
+            live.moved(sequence.index, now_s)
             if sequence.params.max_tokens == 0 and not state.output.finish_reason:
                 state.end("length")
             if state.output.finish_reason:
                 self._leave(sequence)
             else:
                 self.scheduler.read(sequence)
-        self.metrics.tokens(num_tokens, gaps_s)
         return moved
 
     def _leave(self, sequence: SequenceState) -> None:
@@ -415,7 +399,7 @@ class Engine:
             "compile_time_s": self._compiler.compile_time_s,
             "padding_waste": num_padded / max(1, num_padded + self.runner.num_run_tokens),
             "num_padded_tokens": num_padded,
-            "num_computed_tokens": self._num_computed_tokens,
+            "num_computed_tokens": self.metrics.num_computed_tokens,
             "num_looked_up_tokens": pages.num_looked_up_tokens,
             "num_cached_tokens": pages.num_cached_tokens,
             "prefix_cache_hit_rate": pages.num_cached_tokens / max(1, pages.num_looked_up_tokens),

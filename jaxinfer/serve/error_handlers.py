@@ -100,8 +100,13 @@ def install(app: FastAPI) -> None:
         return error_response(api_error(error, list(_notes_of(request))), request.scope)
 
     async def on_exception(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(api_error(error), request.scope)
+        record = request.scope.get("state", {}).get("record")
+        request_id = "-" if record is None else record.request_id
+        logger.error("%s %s failed, request %s", request.method, request.url.path, request_id, exc_info=error)
+        answer = error_response(api_error(error), request.scope)
+        # What no other handler takes is answered outside of the middleware that gives answers their ids.
+        answer.headers["x-request-id"] = request_id
+        return answer
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxinfer.request import SamplingParams
 from jaxinfer.structured.params import StructuredOutputsParams
 from jaxinfer.structured.schema import check_schema, explain, without_no_ops
 from jaxinfer.structured.vocabulary import llguidance_tokenizer
@@ -95,6 +96,10 @@ class GrammarCompiler:
         self._cache: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
+    def of(self, params: SamplingParams) -> Grammar | None:
+        """What a request asks for, compiled as `compile` does; None where it asks for no form."""
+        return None if params.structured_outputs is None else self.compile(params.structured_outputs)
+
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """The grammar of what is asked for.
 
@@ -115,7 +120,7 @@ class GrammarCompiler:
         if self._trie is None:
             self._trie = llguidance_tokenizer(self._tokenizer, self._vocab_size)
         kind = params.kind
-        schema = _schema_of(params)
+        schema = spaced_schema(params)
         matcher, error = self._start(_lark_of(params) if schema is None else _json_rule(schema))
         if error:
             if schema is not None and kind == "json":
@@ -163,8 +168,12 @@ def _short(error: str) -> str:
     return error.strip()[:500]
 
 
-def _schema_of(params: StructuredOutputsParams) -> dict[str, Any] | None:
-    """The schema with how its parts are spaced, None where another form is asked for."""
+def spaced_schema(params: StructuredOutputsParams) -> dict[str, Any] | None:
+    """The schema with how its parts are spaced, None where another form is asked for.
+
+    Raises:
+        ValueError: a keyword that cannot be honoured, or a schema that nothing matches.
+    """
     if params.json is None and not params.json_object:
         return None
     schema: Any = {"type": "object"} if params.json is None else json.loads(str(params.json))

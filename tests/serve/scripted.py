@@ -27,6 +27,7 @@ class Scripted(AsyncLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = prompt["prompt_token_ids"]
         self.prompts.append(self.tokenizer.decode(ids))
+        self.params = params
         return self._outputs(request_id, ids, 5 if output_kind == "delta" else 1 << 20)
 
     async def _outputs(self, request_id: str, ids: list[int], size: int) -> AsyncGenerator[RequestOutput, None]:

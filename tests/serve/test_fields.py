@@ -1,6 +1,6 @@
 """The table of fields: each one of each endpoint has the effect that its note promises.
 
-`EFFECTS` has a check for every field that is enforced, `ACCEPTED` the values at which others are taken. A field that
+`EFFECTS` has a check for every field that is enforced, `effects.ACCEPTED` the values at which others are taken. A field that
 neither holds fails the walk.
 """
 
@@ -16,7 +16,7 @@ import pytest
 
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import Accepted, Enforced, Refused, table
-from tests.serve import effects
+from tests.serve import effects, offline_effects
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BASES: dict[str, dict[str, Any]] = {
@@ -25,7 +25,9 @@ BASES: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "once"},
     "/detokenize": {"tokens": [70, 71, 72]},
     **effects.BASES,
+    **offline_effects.BASES,
 }
+ONCE: dict[str, Any] = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}  # for what takes messages
 EOS = 2
 Check = Callable[["Endpoint"], None]
 
@@ -39,7 +41,7 @@ class Endpoint:
 
     def post(self, **changes: Any) -> Any:
         body = {**BASES[self.path], **changes}
-        return self.served.post(self.path, {name: value for name, value in body.items() if value is not ...})
+        return offline_effects.post(self.served, self.path, {k: v for k, v in body.items() if v is not ...})
 
     def answer(self, **changes: Any) -> Any:
         response = self.post(**changes)
@@ -355,9 +357,8 @@ def _special_tokens(ask: Endpoint) -> None:
 
 
 def _messages(ask: Endpoint) -> None:
-    first = [{"role": "user", "content": "once"}]
-    count = lambda messages: _num_prompt_tokens(ask, prompt=..., messages=messages)  # noqa: E731
-    assert count(first) < count([*first, {"role": "assistant", "content": "upon"}])
+    more = {**ONCE, "messages": [*ONCE["messages"], {"role": "assistant", "content": "upon"}]}
+    assert _num_prompt_tokens(ask, **ONCE) < _num_prompt_tokens(ask, **more)
 
 
 def _num_prompt_tokens(ask: Endpoint, **changes: Any) -> int:
@@ -369,19 +370,14 @@ def _max_completion_tokens(ask: Endpoint) -> None:
     assert len(ask.ids(max_completion_tokens=4, ignore_eos=True)) == 4
 
 
-def _top_logprobs(ask: Endpoint) -> None:
-    content = ask.choice(logprobs=True, top_logprobs=3)["logprobs"]["content"]
-    assert all(len(each["top_logprobs"]) == 3 for each in content)
-
-
 def _chat_logprobs(ask: Endpoint) -> None:
     assert ask.choice()["logprobs"] is None
-    assert all(each["logprob"] <= 0 for each in ask.choice(logprobs=True)["logprobs"]["content"])
+    content = ask.choice(logprobs=True, top_logprobs=3)["logprobs"]["content"]
+    assert all(each["logprob"] <= 0 and len(each["top_logprobs"]) == 3 for each in content)
 
 
 def _generation_prompt(ask: Endpoint) -> None:
-    messages = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}
-    assert _num_prompt_tokens(ask, **messages, add_generation_prompt=False) < _num_prompt_tokens(ask, **messages)
+    assert _num_prompt_tokens(ask, **ONCE, add_generation_prompt=False) < _num_prompt_tokens(ask, **ONCE)
 
 
 def _continue(ask: Endpoint) -> None:
@@ -391,10 +387,9 @@ def _continue(ask: Endpoint) -> None:
 
 
 def _template_variables(ask: Endpoint) -> None:
-    messages = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}
-    assert "no_such" in ask.error(**messages, chat_template_kwargs={"no_such": 1})["message"]
-    longer = _num_prompt_tokens(ask, **messages, chat_template_kwargs={"tone": "a long text of its own"})
-    assert longer > _num_prompt_tokens(ask, **messages)
+    assert "no_such" in ask.error(**ONCE, chat_template_kwargs={"no_such": 1})["message"]
+    longer = _num_prompt_tokens(ask, **ONCE, chat_template_kwargs={"tone": "a long text of its own"})
+    assert longer > _num_prompt_tokens(ask, **ONCE)
 
 
 def _tokenized_prompt(ask: Endpoint) -> None:
@@ -412,39 +407,17 @@ def _tokens(ask: Endpoint) -> None:
     assert ask.error(tokens=[10**9])["param"] == "tokens"
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": name, "parameters": {"properties": {"a": {"enum": ["x"]}}, "required": ["a"]}},
-    }
-    for name in ("f", "g")
-]
-NAMED = {"type": "function", "function": {"name": "g"}}
-
-
 def _tools(ask: Endpoint) -> None:
-    messages = {"prompt": ..., "messages": [{"role": "user", "content": "once"}], "truncate_prompt_tokens": ...}
+    function = {"name": "f", "parameters": {"properties": {"a": {"enum": ["x"]}}}}
+    told = {"tools": [{"type": "function", "function": function}], **ONCE}
     if ask.path == CHAT:
-        assert "context is 256" in ask.error(**messages, tools=TOOLS)["message"]
+        assert "context is 256" in ask.error(**told)["message"]
+        room = {**told, "truncate_prompt_tokens": 20, "max_tokens": 140, "tool_choice": "required"}
+        calls = lambda **how: len(ask.choice(**{**room, **how})["message"].get("tool_calls", []))  # noqa: E731
+        # A call has fewer than 80 tokens.
+        assert calls(tool_choice="none") < calls(parallel_tool_calls=False) == 1 < calls(min_tokens=80)
     else:
-        assert _num_prompt_tokens(ask, **messages, tools=TOOLS) > _num_prompt_tokens(ask, **messages) + 100
-
-
-def _calls(ask: Endpoint, **changes: Any) -> list[tuple[str, str]]:
-    room = {"tools": TOOLS, "truncate_prompt_tokens": 20, "max_tokens": 200, "seed": 2}
-    found = ask.choice(**room, **changes)["message"].get("tool_calls", [])
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in found]
-
-
-def _tool_choice(ask: Endpoint) -> None:
-    assert _calls(ask, tool_choice=NAMED) == [("g", '{"a": "x"}')]
-    assert _calls(ask, tool_choice="none") == []
-    assert ask.error(tool_choice="required")["param"] == "tool_choice"
-
-
-def _parallel(ask: Endpoint) -> None:
-    assert len(_calls(ask, tool_choice="required", min_tokens=80)) > 1  # a call has fewer tokens
-    assert len(_calls(ask, tool_choice="required", parallel_tool_calls=False)) == 1
+        assert ask.answer(**told)["count"] > 256
 
 
 EFFECTS: dict[str, dict[str, Check]] = {
@@ -459,12 +432,10 @@ EFFECTS: dict[str, dict[str, Check]] = {
     CHAT: {
         **GENERATION,
         "messages": _messages,
-        "tools": _tools,
-        "tool_choice": _tool_choice,
-        "parallel_tool_calls": _parallel,
+        **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), _tools),
         "max_completion_tokens": _max_completion_tokens,
         "logprobs": _chat_logprobs,
-        "top_logprobs": _top_logprobs,
+        "top_logprobs": _chat_logprobs,
         "add_generation_prompt": _generation_prompt,
         "continue_final_message": _continue,
         "chat_template_kwargs": _template_variables,
@@ -482,23 +453,9 @@ EFFECTS: dict[str, dict[str, Check]] = {
     },
     "/detokenize": {"model": _model, "tokens": _tokens},
     **effects.EFFECTS,
+    **offline_effects.effects(_model, _tenant, _priority),
 }
 
-# (a value that is taken, one that is refused; None where each is taken)
-ACCEPTED: dict[str, tuple[Any, Any]] = {
-    "store": (False, True),
-    "metadata": ({"run": "7"}, "text"),
-    "service_tier": ("auto", "flex"),
-    "prompt_cache_key": ("mine", 7),
-    "prompt_cache_retention": ("in_memory", "24h"),
-    "use_beam_search": (False, True),
-    "length_penalty": (1, 2),
-    "early_stopping": (False, True),
-    "spaces_between_special_tokens": (True, False),
-    "verbosity": ("medium", "low"),
-    "modalities": (["text"], ["audio"]),
-    **effects.ACCEPTED,
-}
 ROWS = table(BODIES)
 
 
@@ -511,7 +468,7 @@ def test_a_field_does_what_its_note_says(served, row):
         assert row.note.where
         EFFECTS[row.endpoint][row.field](ask)
     elif isinstance(row.note, Accepted):
-        taken, refused = ACCEPTED[row.field]
+        taken, refused = effects.ACCEPTED[row.field]
         assert ask.answer(**{row.field: taken}).keys() == ask.answer().keys()
         error = ask.error(**{row.field: refused})
         assert error["param"].startswith(row.field) and row.note.why in error["message"]
@@ -524,7 +481,7 @@ def test_a_field_does_what_its_note_says(served, row):
 def test_no_check_is_left_without_a_field():
     enforced = {(row.endpoint, row.field) for row in ROWS if isinstance(row.note, Enforced)}
     assert {(path, field) for path, checks in EFFECTS.items() for field in checks} == enforced
-    assert set(ACCEPTED) == {row.field for row in ROWS if isinstance(row.note, Accepted)}
+    assert set(effects.ACCEPTED) == {row.field for row in ROWS if isinstance(row.note, Accepted)}
 
 
 @pytest.mark.parametrize("path", BASES)

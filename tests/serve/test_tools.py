@@ -269,3 +269,38 @@ def test_schemas_that_cannot_be_enforced(forced: Any, tool: Any, param: str, wor
     with pytest.raises(openai.BadRequestError) as caught:
         create(forced, tools=[tool], tool_choice="required")
     assert caught.value.param == param and words in str(caught.value)
+
+
+def test_content_may_have_a_schema_beside_calls(forced: Any) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"ok": {"enum": [True, False]}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    asked: dict[str, Any] = {"tools": CHOOSERS, "response_format": response_format, "max_tokens": 100}
+    for choice in create(forced, n=4, seed=1, **asked).choices:
+        calls = choice.message.tool_calls or []
+        assert bool(calls) != bool(choice.message.content)
+        assert not choice.message.content or json.loads(choice.message.content)["ok"] in (True, False)
+    forced_call = create(forced, tool_choice="required", **asked).choices[0].message
+    assert forced_call.tool_calls and forced_call.content is None
+
+
+def test_forms_that_leave_no_room_are_refused(forced: Any, thinking_client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="exclude each other") as caught:
+        create(forced, tools=CHOOSERS, extra_body={"guided_regex": "a+"})
+    assert caught.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="reasons first") as caught:
+        create(thinking_client, extra_body={"guided_choice": ["a", "b"]})
+    assert caught.value.param == "guided_choice"
+
+
+def test_special_tokens_stay_in_the_text_where_calls_are_made_of_them(
+    runner: Any, model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with runner(model) as found:
+        create(found.openai(), tools=[WEATHER])
+        assert model.params.skip_special_tokens
+        monkeypatch.setattr(found.server.dialect, "has_special_marks", lambda use: bool(use.names))
+        create(found.openai(), tools=[WEATHER])
+        assert not model.params.skip_special_tokens
+        create(found.openai(), tools=[WEATHER], extra_body={"skip_special_tokens": True})
+        assert model.params.skip_special_tokens

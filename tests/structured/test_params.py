@@ -73,11 +73,11 @@ def test_a_schema_is_kept_as_text_in_its_order():
     schema["type"] = "array"  # not the request's any more
     assert json.loads(str(params.json))["type"] == "object"
     with pytest.raises(dataclasses.FrozenInstanceError):
-        params.json = None  # pyright: ignore[reportAttributeAccessIssue]
+        params.json = None
 
 
 def test_sampling_params_take_nothing_else():
     params = StructuredOutputsParams(choice=["a", "b"])
     assert SamplingParams(structured_outputs=params).structured_outputs is params and params.choice == ("a", "b")
     with pytest.raises(ValueError, match="structured_outputs=.* must be a StructuredOutputsParams"):
-        SamplingParams(structured_outputs={"choice": ["a"]})  # pyright: ignore[reportArgumentType]
+        SamplingParams(structured_outputs={"choice": ["a"]})
