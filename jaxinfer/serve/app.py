@@ -24,10 +24,12 @@ from jaxinfer.serve import (
     status,
 )
 from jaxinfer.serve.access_log import AccessLogMiddleware
+from jaxinfer.serve.anthropic import endpoints as anthropic
 from jaxinfer.serve.batch_service import BatchService
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import notes
 from jaxinfer.serve.middleware import Authentication, BodyLimit
+from jaxinfer.serve.responses import endpoints as responses
 from jaxinfer.serve.server import Server
 from jaxinfer.serve.sse import ClientGone
 from jaxinfer.serve.uploads import MAX_FORM_BYTES
@@ -50,7 +52,9 @@ def create_app(server: Server) -> FastAPI:
     """
     for body in BODIES.values():
         notes(body)  # a field without a note is an error now, not at its first request
-    routers = [module.router for module in (*GENERATING, about, files, batches, metrics, status, page)]
+    routers = [
+        module.router for module in (*GENERATING, responses, anthropic, about, files, batches, metrics, status, page)
+    ]
     app = _app(server, routers)
     app.state.metrics = metrics.ServerMetrics(server.model_name, server.llm)
     app.state.batches = _batches(server)

@@ -80,11 +80,11 @@ def install(app: FastAPI) -> None:
 
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error_response(error, request.url.path)
+        return error_response(error, request.scope)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(validation_error(error, _notes_of(request)), request.url.path)
+        return error_response(validation_error(error, _notes_of(request)), request.scope)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -94,16 +94,16 @@ def install(app: FastAPI) -> None:
         }
         message = messages.get(error.status_code, str(error.detail))
         answer = ApiError(error.status_code, message, headers=error.headers)
-        return error_response(answer, request.url.path)
+        return error_response(answer, request.scope)
 
     async def on_value_error(request: Request, error: Exception) -> Response:
-        return error_response(api_error(error, list(_notes_of(request))), request.url.path)
+        return error_response(api_error(error, list(_notes_of(request))), request.scope)
 
     async def on_exception(request: Request, error: Exception) -> Response:
         record = request.scope.get("state", {}).get("record")
         request_id = "-" if record is None else record.request_id
         logger.error("%s %s failed, request %s", request.method, request.url.path, request_id, exc_info=error)
-        answer = error_response(api_error(error), request.url.path)
+        answer = error_response(api_error(error), request.scope)
         # What no other handler takes is answered outside of the middleware that gives answers their ids.
         answer.headers["x-request-id"] = request_id
         return answer

@@ -42,7 +42,7 @@ class Authentication:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-                await error_response(error, scope["path"])(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})["key_owner"] = owner
         await self._app(scope, receive, send)
@@ -84,7 +84,7 @@ class BodyLimit:
         try:
             body = await self._read(scope, receive, self._max_bytes)
         except ApiError as error:
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         if body is None:  # the client has gone
             return

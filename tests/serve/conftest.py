@@ -31,7 +31,7 @@ class Running:
         self.url = url
         self.loop = loop
         self.http = httpx.Client(base_url=url, timeout=60)
-        self._clients: list[Any] = []  # closed at the end: what is dropped open warns when it is collected
+        self._clients: dict[tuple[Any, ...], Any] = {}
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
@@ -39,15 +39,26 @@ class Running:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(path, **options)
 
-    def openai(self, **options: Any) -> Any:
-        import openai
+    def openai(self, api_key: str = "none") -> Any:
+        from openai import OpenAI
 
-        settings = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 60, **options}
-        self._clients.append(openai.OpenAI(**settings))
-        return self._clients[-1]
+        return self._client(OpenAI, f"{self.url}/v1", api_key)
 
-    def close_clients(self) -> None:
-        for client in (self.http, *self._clients):
+    def anthropic(self, api_key: str = "none") -> Any:
+        from anthropic import Anthropic
+
+        return self._client(Anthropic, self.url, api_key)
+
+    def _client(self, kind: Any, url: str, api_key: str) -> Any:
+        """One of a kind and key: making one takes long, and one that is not closed warns."""
+        client = self._clients.get((kind, api_key))
+        if client is None:
+            client = kind(base_url=url, api_key=api_key, max_retries=0, timeout=60)
+            self._clients[kind, api_key] = client
+        return client
+
+    def close(self) -> None:
+        for client in (self.http, *self._clients.values()):
             client.close()
 
 
@@ -83,7 +94,7 @@ def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
         try:
             yield found
         finally:
-            found.close_clients()
+            found.close()
             uvicorn_server.should_exit = True
             thread.join(20)
             assert not thread.is_alive(), "the server did not end"
