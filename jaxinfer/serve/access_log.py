@@ -92,9 +92,9 @@ class AccessLogMiddleware:
                 record.status = message["status"]
                 # The Messages API's clients read it by a name of its own.
                 names = (b"x-request-id", b"request-id") if is_messages_path(record.path) else (b"x-request-id",)
-                own = [(name, record.request_id.encode()) for name in names]
                 others = [each for each in message.get("headers", ()) if each[0].lower() not in names]
-                message = {**message, "headers": [*others, *own]}
+                headers = [(name, record.request_id.encode()) for name in names]
+                message = {**message, "headers": [*others, *headers]}
             elif message["type"] == "http.response.body":
                 complete = not message.get("more_body", False)
             await send(message)

@@ -158,7 +158,11 @@ class BatchRunner:
             fault = {"code": "invalid_line", "message": str(error), "param": error.param, "line": line.number}
             result = Result(line.number, False, told(line_id, error.custom_id, error=fault))
         else:
-            status, answer = await self._ask(record)
+            try:
+                status, answer = await self._ask(record)
+            except (ValueError, RecursionError) as error:  # what could be read and not be written again
+                message = f"line {line.number}: body cannot be asked: {error}"[:300]
+                status, answer = 400, ApiError(400, message, param="body").body
             response = {"status_code": status, "request_id": line_id, "body": answer}
             result = Result(line.number, status < 400, told(line_id, record.custom_id, response))
         try:
@@ -185,7 +189,7 @@ class BatchRunner:
                 await asyncio.sleep(_TRY_AGAIN_S)
             status, answer = await ask(self._around.app, record.url, record.body, self.batch.owner)
             if status < 500:
-                return status, answer
+                break
             if status == 503:
                 raise EngineGoneError
         return status, answer

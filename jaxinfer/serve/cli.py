@@ -112,8 +112,8 @@ def make_parser() -> argparse.ArgumentParser:
     limits.add_argument("--max-queue-len", type=int, default=256, metavar="N", help="sequences that may wait")
     limits.add_argument("--max-requests-per-tenant", type=int, metavar="N", help="at once")
     limits.add_argument("--max-body-size", type=size_bytes, default=8 << 20, metavar="SIZE", help="of a request: 8M")
-    limits.add_argument("--max-kept-responses", type=int, default=1000, metavar="N", help="of /v1/responses; or 0")
-    limits.add_argument("--max-kept-size", type=size_bytes, default=64 << 20, metavar="SIZE", help="of those: 64M")
+    limits.add_argument("--max-stored-responses", type=int, default=1000, metavar="N", help="of /v1/responses; or 0")
+    limits.add_argument("--max-responses-size", type=size_bytes, default=64 << 20, metavar="SIZE", help="of those: 64M")
     limits.add_argument("--request-timeout", type=float, metavar="S", help="after which a request ends as it stands")
     limits.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="a stream may be left unread")
     limits.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="to finish after SIGTERM")
@@ -189,7 +189,7 @@ _NOT_OF_ENGINE = frozenset(
     ("config", "model", "served_model_name", "chat_template", "host", "port", "api_key", "api_key_file")
     + ("allowed_origins", "ssl_keyfile", "ssl_certfile", "max_queue_len", "max_requests_per_tenant", "max_body_size")
     + ("request_timeout", "stream_timeout", "drain_timeout", "log_level", "pooling")
-    + ("batch_dir", "max_batch_seqs", "max_file_size", "max_stored_size", "max_kept_responses", "max_kept_size")
+    + ("batch_dir", "max_batch_seqs", "max_file_size", "max_stored_size", "max_stored_responses", "max_responses_size")
     + ("log_format", "log_prompts", "otlp_traces_endpoint", "tool_call_parser", "reasoning_parser")
 )
 
@@ -205,13 +205,13 @@ def _settings(flags: argparse.Namespace) -> Settings:
             request_timeout_s=flags.request_timeout,
             stream_timeout_s=flags.stream_timeout,
             drain_timeout_s=flags.drain_timeout,
-            max_kept_responses=flags.max_kept_responses,
-            max_kept_bytes=flags.max_kept_size,
             pooling=flags.pooling,
             batch_dir=_batch_dir(flags.batch_dir),
             needs_batch_dir=flags.batch_dir is not None,
             max_batch_seqs=flags.max_batch_seqs,
             max_file_bytes=flags.max_file_size,
+            max_stored_responses=flags.max_stored_responses,
+            max_responses_bytes=flags.max_responses_size,
             max_stored_bytes=flags.max_stored_size,
             api_keys=_api_keys(flags),
             allowed_origins=tuple(flags.allowed_origins),

@@ -17,7 +17,7 @@ class ServerConfig:
     max_requests_per_tenant: requests of one tenant at once; None for no limit of its own.
     request_timeout_s: after which a request ends with what it has; None for none.
     stream_timeout_s: how long a client may leave a stream unread.
-    max_kept_responses, max_kept_bytes: of `/v1/responses`, kept in memory for requests that go on from them; 0
+    max_stored_responses, max_responses_bytes: of `/v1/responses`, kept in memory for requests that go on from them; 0
         keeps none.
     drain_timeout_s: how long what runs may go on after SIGTERM.
     pooling: "mean" or "last", how embeddings are made of a text's tokens where requests do not say.
@@ -40,14 +40,14 @@ class ServerConfig:
     request_timeout_s: float | None = None
     stream_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
-    max_kept_responses: int = 1000
-    max_kept_bytes: int = 64 << 20
     pooling: Literal["mean", "last"] = "mean"
     batch_dir: Path | None = None
     needs_batch_dir: bool = True
     max_batch_seqs: int | None = None
     max_file_bytes: int = 200 << 20
     max_stored_bytes: int = 10 << 30
+    max_stored_responses: int = 1000
+    max_responses_bytes: int = 64 << 20
     api_keys: dict[str, str] | None = None
     allowed_origins: tuple[str, ...] = ()
     chat_template: str | None = None
@@ -66,7 +66,7 @@ class ServerConfig:
         for name in ("max_queue_len", "max_body_bytes", "max_batch_seqs", "max_file_bytes", "max_stored_bytes"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        for name in ("max_kept_responses", "max_kept_bytes"):
+        for name in ("max_stored_responses", "max_responses_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
         if self.max_requests_per_tenant is not None and self.max_requests_per_tenant < 1:

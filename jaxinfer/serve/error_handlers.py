@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxinfer.engine.errors import EngineError
 from jaxinfer.serve.bodies import BODIES
@@ -114,3 +115,27 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ValueError, on_value_error)
     app.add_exception_handler(EngineError, on_exception)
     app.add_exception_handler(Exception, on_exception)
+
+
+class Answered:
+    """Ends exceptions that have been answered, which Starlette raises again: the connection may go on then.
+
+    Those that come in the middle of an answer go on to the HTTP server, which closes the connection.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = False
+
+        async def watched(message: Message) -> None:
+            nonlocal complete
+            await send(message)
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            if not complete:
+                raise

@@ -146,6 +146,8 @@ class FileStore:
         """What an earlier process left; what it had not finished is removed."""
         for path in self._parts_folder.iterdir():
             path.unlink()
+        for path in self._files_folder.glob("*.new"):
+            path.unlink()
         found: dict[str, StoredFile] = {}
         for path in self._files_folder.glob("file-*.json"):
             try:

@@ -41,7 +41,7 @@ class Server:
         self.created_s = int(time.time())
         self.max_model_len = llm.max_model_len
         self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
-        self.responses = ResponseStore(config.max_kept_responses, config.max_kept_bytes)
+        self.responses = ResponseStore(config.max_stored_responses, config.max_responses_bytes)
         self.tracer: Tracer | None = None
         self.dialect = Dialect(llm.tokenizer, config.chat_template, config.tool_call_parser, config.reasoning_parser)
         self._running: set[str] = set()

@@ -39,25 +39,25 @@ class Running:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(path, **options)
 
-    def openai(self, **options: Any) -> Any:
+    def openai(self, api_key: str = "none") -> Any:
         from openai import OpenAI
 
-        return self._client(OpenAI, f"{self.url}/v1", **options)
+        return self._client(OpenAI, f"{self.url}/v1", api_key)
 
-    def anthropic(self, **options: Any) -> Any:
+    def anthropic(self, api_key: str = "none") -> Any:
         from anthropic import Anthropic
 
-        return self._client(Anthropic, self.url, **options)
+        return self._client(Anthropic, self.url, api_key)
 
-    def _client(self, kind: Any, url: str, **options: Any) -> Any:
-        """One of a kind and its options: making one takes long, and one that is not closed warns."""
-        settings = {"base_url": url, "api_key": "none", "max_retries": 0, "timeout": 60, **options}
-        key = (kind, *sorted(settings.items()))
-        if key not in self._clients:
-            self._clients[key] = kind(**settings)
-        return self._clients[key]
+    def _client(self, kind: Any, url: str, api_key: str) -> Any:
+        """One of a kind and key: making one takes long, and one that is not closed warns."""
+        client = self._clients.get((kind, api_key))
+        if client is None:
+            client = kind(base_url=url, api_key=api_key, max_retries=0, timeout=60)
+            self._clients[kind, api_key] = client
+        return client
 
-    def close_clients(self) -> None:
+    def close(self) -> None:
         for client in (self.http, *self._clients.values()):
             client.close()
 
@@ -94,7 +94,7 @@ def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
         try:
             yield found
         finally:
-            found.close_clients()
+            found.close()
             uvicorn_server.should_exit = True
             thread.join(20)
             assert not thread.is_alive(), "the server did not end"

@@ -1,4 +1,4 @@
-"""For the walk over the table of fields: what those of responses and messages do, and what values are accepted."""
+"""What the fields of `/v1/responses` and `/v1/messages` do, for the walk over the table of fields."""
 
 from __future__ import annotations
 
@@ -311,19 +311,7 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "tool_choice": _tool_choice,
     },
 }
-# Of all endpoints: (a value that is taken, one that is refused).
 ACCEPTED: dict[str, tuple[Any, Any]] = {
-    "store": (False, True),
-    "metadata": ({"run": "7"}, "text"),
-    "service_tier": ("auto", "flex"),
-    "prompt_cache_key": ("mine", 7),
-    "prompt_cache_retention": ("in_memory", "24h"),
-    "use_beam_search": (False, True),
-    "length_penalty": (1, 2),
-    "early_stopping": (False, True),
-    "spaces_between_special_tokens": (True, False),
-    "verbosity": ("medium", "low"),
-    "modalities": (["text"], ["audio"]),
     "stream_options": ({"include_obfuscation": False}, {"include_obfuscation": True}),
     "background": (False, True),
     "cache_control": ({"type": "ephemeral"}, {"type": "other"}),

@@ -250,9 +250,9 @@ def test_errors_are_the_clients_classes(serving, served):
     assert served.post("/v1/messages/other").json()["error"]["type"] == "not_found_error"
     with serving(api_keys=KEYS, max_body_bytes=1000, max_requests_per_tenant=1) as found:
         with pytest.raises(anthropic.AuthenticationError) as caught:
-            found.anthropic(api_key="wrong").messages.create(**ASKED)
+            found.anthropic("wrong").messages.create(**ASKED)
         assert caught.value.type == "authentication_error"
-        ann, bob = (found.anthropic(api_key=key) for key in KEYS)
+        ann, bob = (found.anthropic(key) for key in KEYS)
         with pytest.raises(anthropic.RequestTooLargeError) as caught:
             ann.messages.create(**ASKED, system="x" * 1000)
         assert str(caught.value.api_message).startswith("the body is larger")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import pytest
 from jaxinfer.jobs.journal import groups
 from jaxinfer.serve.batch_state import WINDOW_S
 from jaxinfer.serve.server import MAX_PRIORITY, OFFLINE_PRIORITY
-from tests.serve.conftest import Running, running
+from tests.serve.conftest import TINY, Running, running
 
 COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 6, "temperature": 0}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 3, "n": 2}
@@ -120,6 +122,13 @@ def test_bad_lines_are_errors_with_their_number(keeping):
             online = keeping.post("/v1/completions", json.loads(lines[number])["body"])
             response = each["response"]
             assert (response["status_code"], response["body"]) == (online.status_code, online.json())
+
+
+def test_a_line_that_is_nested_too_deep_is_its_own_error(keeping):
+    head = '{"custom_id":"deep","method":"POST","url":"/v1/completions","body":{"prompt":'
+    lines = [head + "[" * depth + "]" * depth + "}}" for depth in (300, 960, 20_000)]
+    batch, output, errors = run(keeping.openai(), [*lines, line("good", COMPLETION)])
+    assert batch.status == "completed" and len(output) == 1 and len(errors) == 3
 
 
 @pytest.mark.parametrize(
@@ -340,3 +349,31 @@ def test_a_full_disk_fails_the_batch_and_not_the_server(keeping, monkeypatch):
     assert batch.status == "failed" and output == []
     assert batch.errors.data[0].code == "storage_error" and "No space" in batch.errors.data[0].message
     assert run(client, [line("later", COMPLETION)])[0].status == "completed"
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_and_repeats_nothing(tmp_path):
+    lines = [line(f"{number}", {"prompt": f"text {number}", "max_tokens": 30}) for number in range(60)]
+    command = [sys.executable, "-m", "jaxinfer.serve", "--model", TINY, "--port", "0", "--batch-dir", str(tmp_path)]
+    command += ["--max-model-len", "64", "--max-num-seqs", "4", "--max-num-batched-tokens", "16"]
+    batch_id, seen = None, set[str]()
+    for count in (5, 25, 60):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            while "ready at" not in (told := process.stderr.readline()):
+                assert told
+            url = told.split("ready at ")[1].strip()
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as client:
+                batch_id = batch_id or create(client, lines).id
+                while (batch := client.batches.retrieve(batch_id)).request_counts.completed < count:
+                    time.sleep(0.01)
+                if count == 60:
+                    output = lines_of(client, ended(client, batch).output_file_id)
+            process.kill()
+        journal = tmp_path / "batches" / batch_id / "journal"
+        if journal.exists():
+            found = [record["told"]["id"] for _, group in groups(journal) for record in group]
+            assert len(found) == len(set(found)) >= count and seen <= set(found)
+            seen |= set(found)
+    assert [each["custom_id"] for each in output] == [f"{number}" for number in range(60)]
+    assert seen <= {each["id"] for each in output}, "what was committed was not run again"

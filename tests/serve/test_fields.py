@@ -1,7 +1,7 @@
 """The table of fields: each one of each endpoint has the effect that its note promises.
 
-`EFFECTS` has a check for every field that is enforced, `effects.ACCEPTED` the values at which others are taken. A field
-that neither holds fails the walk.
+`EFFECTS` has a check for every field that is enforced, `ACCEPTED` the values at which others are taken. A field that
+neither holds fails the walk.
 """
 
 from __future__ import annotations
@@ -17,74 +17,10 @@ import pytest
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import Accepted, Enforced, Refused, table
 from tests.serve import effects, offline_effects
+from tests.serve.endpoint import BASES, CHAT, COMPLETIONS, Check, Endpoint
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-BASES: dict[str, dict[str, Any]] = {
-    COMPLETIONS: {"prompt": "once upon a time", "max_tokens": 10, "seed": 1},
-    CHAT: {"messages": [{"role": "user", "content": "once upon a time"}], "max_tokens": 10, "seed": 1},
-    "/tokenize": {"prompt": "once"},
-    "/detokenize": {"tokens": [70, 71, 72]},
-    **effects.BASES,
-    **offline_effects.BASES,
-}
 ONCE: dict[str, Any] = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}  # for what takes messages
 EOS = 2
-Check = Callable[["Endpoint"], None]
-
-
-class Endpoint:
-    """Asks one endpoint, from its base body on."""
-
-    def __init__(self, served: Any, path: str):
-        self.served = served
-        self.path = path
-
-    def post(self, **changes: Any) -> Any:
-        body = {**BASES[self.path], **changes}
-        return offline_effects.post(self.served, self.path, {k: v for k, v in body.items() if v is not ...})
-
-    def answer(self, **changes: Any) -> Any:
-        response = self.post(**changes)
-        assert response.status_code == 200, response.text
-        return response.json()
-
-    def choice(self, **changes: Any) -> Any:
-        return self.answer(**changes)["choices"][0]
-
-    def text(self, **changes: Any) -> str:
-        choice = self.choice(**changes)
-        return choice["text"] if "text" in choice else choice["message"]["content"]
-
-    def ids(self, **changes: Any) -> list[int]:
-        return self.choice(return_token_ids=True, **changes)["token_ids"]
-
-    def error(self, **changes: Any) -> Any:
-        response = self.post(**changes)
-        assert 400 <= response.status_code < 500, response.text
-        error = response.json()["error"]
-        return {"param": error["message"], "code": "", **error}  # the Messages API has the path in its message only
-
-    def events(self, **changes: Any) -> list[Any]:
-        text = self.post(stream=True, **changes).text
-        lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
-        assert lines[-1] == "[DONE]"
-        return [json.loads(line) for line in lines[:-1]]
-
-    def passed(self, **changes: Any) -> dict[str, Any]:
-        """What `AsyncLLM.submit` is given beside the prompt."""
-        llm, seen = self.served.server.llm, {}
-        submit = llm.submit
-
-        def spy(*values: Any, **named: Any) -> Any:
-            seen.update(named)
-            return submit(*values, **named)
-
-        llm.submit = spy
-        try:
-            self.answer(**changes)
-        finally:
-            del llm.submit
-        return seen
 
 
 def _model(ask: Endpoint) -> None:
@@ -452,10 +388,25 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "return_token_strs": _token_strings,
     },
     "/detokenize": {"model": _model, "tokens": _tokens},
-    **effects.EFFECTS,
     **offline_effects.effects(_model, _tenant, _priority),
+    **effects.EFFECTS,
 }
 
+# (a value that is taken, one that is refused; None where each is taken)
+ACCEPTED: dict[str, tuple[Any, Any]] = {
+    "store": (False, True),
+    "metadata": ({"run": "7"}, "text"),
+    "service_tier": ("auto", "flex"),
+    "prompt_cache_key": ("mine", 7),
+    "prompt_cache_retention": ("in_memory", "24h"),
+    "use_beam_search": (False, True),
+    "length_penalty": (1, 2),
+    "early_stopping": (False, True),
+    "spaces_between_special_tokens": (True, False),
+    "verbosity": ("medium", "low"),
+    "modalities": (["text"], ["audio"]),
+    **effects.ACCEPTED,
+}
 ROWS = table(BODIES)
 
 
@@ -468,7 +419,7 @@ def test_a_field_does_what_its_note_says(served, row):
         assert row.note.where
         EFFECTS[row.endpoint][row.field](ask)
     elif isinstance(row.note, Accepted):
-        taken, refused = effects.ACCEPTED[row.field]
+        taken, refused = ACCEPTED[row.field]
         assert ask.answer(**{row.field: taken}).keys() == ask.answer().keys()
         error = ask.error(**{row.field: refused})
         assert error["param"].startswith(row.field) and row.note.why in error["message"]
@@ -481,11 +432,11 @@ def test_a_field_does_what_its_note_says(served, row):
 def test_no_check_is_left_without_a_field():
     enforced = {(row.endpoint, row.field) for row in ROWS if isinstance(row.note, Enforced)}
     assert {(path, field) for path, checks in EFFECTS.items() for field in checks} == enforced
-    assert set(effects.ACCEPTED) == {row.field for row in ROWS if isinstance(row.note, Accepted)}
+    assert set(ACCEPTED) == {row.field for row in ROWS if isinstance(row.note, Accepted)}
 
 
 @pytest.mark.parametrize("path", BASES)
 def test_unknown_fields_are_named_with_the_nearest_one(served, path):
     error = Endpoint(served, path).error(modell="x")
-    assert error["param"].startswith("modell") and "model" in error["message"]
+    assert error["param"].startswith("modell") and "model?" in error["message"]
     assert error["code"] == "unknown_parameter" or path in (effects.MESSAGES, effects.COUNT)

@@ -247,7 +247,7 @@ def test_kept_answers_are_given_as_they_were_made(served, query):
 
 def test_only_the_owner_of_the_key_has_an_answer(serving):
     with serving(api_keys=KEYS) as found:
-        ann, bob = (found.openai(api_key=key) for key in KEYS)
+        ann, bob = (found.openai(key) for key in KEYS)
         made = ann.responses.create(**ASKED, user="bob")
         assert ann.responses.create(**ASKED, previous_response_id=made.id).previous_response_id == made.id
         for call in (bob.responses.retrieve, bob.responses.delete, bob.responses.input_items.list):
@@ -259,7 +259,7 @@ def test_only_the_owner_of_the_key_has_an_answer(serving):
 
 
 def test_answers_without_a_place_are_told_not_to_be_stored(serving):
-    with serving(max_kept_responses=2) as found:
+    with serving(max_stored_responses=2) as found:
         client = found.openai()
         first, second = (client.responses.create(**ASKED) for _ in range(2))
         client.responses.retrieve(first.id)  # so that the second is the next to go
@@ -267,7 +267,7 @@ def test_answers_without_a_place_are_told_not_to_be_stored(serving):
         assert {client.responses.retrieve(each.id).id for each in (first, third)} == {first.id, third.id}
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(second.id)
-    with serving(max_kept_bytes=10) as found:
+    with serving(max_responses_bytes=10) as found:
         assert not found.openai().responses.create(**ASKED).store
         with pytest.raises(openai.BadRequestError, match="10 bytes"):
             found.openai().responses.create(**ASKED, store=True)
