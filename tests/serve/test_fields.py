@@ -17,6 +17,7 @@ import pytest
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import Accepted, Enforced, Refused, table
 from tests.serve import offline_effects
+from tests.serve.accepted_values import ACCEPTED
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BASES: dict[str, dict[str, Any]] = {
@@ -453,20 +454,6 @@ EFFECTS: dict[str, dict[str, Check]] = {
     **offline_effects.effects(_model, _tenant, _priority),
 }
 
-# (a value that is taken, one that is refused; None where each is taken)
-ACCEPTED: dict[str, tuple[Any, Any]] = {
-    "store": (False, True),
-    "metadata": ({"run": "7"}, "text"),
-    "service_tier": ("auto", "flex"),
-    "prompt_cache_key": ("mine", 7),
-    "prompt_cache_retention": ("in_memory", "24h"),
-    "use_beam_search": (False, True),
-    "length_penalty": (1, 2),
-    "early_stopping": (False, True),
-    "spaces_between_special_tokens": (True, False),
-    "verbosity": ("medium", "low"),
-    "modalities": (["text"], ["audio"]),
-}
 ROWS = table(BODIES)
 
 
