@@ -128,7 +128,9 @@ class SamplingParams:
     def _check_strings(self, name: str, texts: Any) -> None:
         good = texts is None or (isinstance(texts, Sequence) and not isinstance(texts, str))
         if not good or any(not isinstance(text, str) or not text or not _is_unicode(text) for text in texts or ()):
-            raise ValueError(f"{name}={getattr(self, name)!r} must be a list of strings, none of them empty")
+            raise ValueError(
+                f"{name}={reprlib.repr(getattr(self, name))} must be a list of strings, none of them empty"
+            )
 
     def _check_number(
         self, name: str, low: float | int, high: float | int, whole: bool = False, above: bool = False
@@ -168,6 +170,14 @@ def plain_ids(name: str, ids: Any, vocab_size: int | None = None) -> list[int]:
     """
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
         raise ValueError(f"{name}={ids!r:.60} must be a list of token ids")
+    # Many may come: without a loop of Python's where all is well.
+    if (
+        type(ids) is list
+        and set(map(type, ids)) == {int}
+        and min(ids) >= 0
+        and (vocab_size is None or max(ids) < vocab_size)
+    ):
+        return ids.copy()
     plain = []
     for token in ids:
         if not _is_whole(token) or token < 0 or (vocab_size is not None and token >= vocab_size):
@@ -181,9 +191,8 @@ def _plain_bias(bias: Any) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise ValueError(f"logit_bias={bias!r:.60} must map token ids to numbers")
     plain: dict[int, float] = {}
-    for token, value in bias.items():
-        token = int(token) if isinstance(token, str) and token.isdecimal() else token  # JSON has no other keys
-        (token,) = plain_ids("logit_bias", [token])
+    tokens = [int(token) if isinstance(token, str) and token.isdecimal() else token for token in bias]  # JSON's keys
+    for token, value in zip(plain_ids("logit_bias", tokens), bias.values(), strict=True):
         if not _is_real(value) or not -100 <= value <= 100:
             raise ValueError(f"logit_bias[{token}]={value!r} must be a number between -100 and 100")
         plain[token] = float(value)
@@ -215,7 +224,11 @@ def _is_real(value: Any) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

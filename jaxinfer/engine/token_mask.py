@@ -36,7 +36,9 @@ class BadWords:
         """The tokens that would complete a word now, besides `always`."""
         found: set[int] = set()
         for word in self._words:
-            for length in range(1, len(word)):
+            # No token is longer than the longest, so the text must hold nearly all of a long word.
+            shortest = max(1, len(word) - self._index.longest_bytes)
+            for length in range(shortest, min(len(word), len(self._tail) + 1)):
                 if self._tail.endswith(word[:length]):
                     found.update(self._index.starting_with(word[length:]))
         return found.difference(self._skipped)

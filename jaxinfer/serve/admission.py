@@ -63,11 +63,8 @@ class Admission:
         """Wait until no request is left."""
         await self._idle.wait()
 
-    def _check(self, tenant: str, num_sequences: int) -> None:
-        if self.draining:
-            raise ApiError(
-                503, "the server is shutting down; ask another", code="draining", headers={"Retry-After": "5"}
-            )
+    def check_size(self, num_sequences: int) -> None:
+        """Raise the 400 for a request that alone is more than the server holds: it can never enter."""
         if num_sequences > self.capacity:
             raise ApiError(
                 400,
@@ -75,6 +72,13 @@ class Admission:
                 f"{self.capacity}; split it",
                 code="too_many_sequences",
             )
+
+    def _check(self, tenant: str, num_sequences: int) -> None:
+        if self.draining:
+            raise ApiError(
+                503, "the server is shutting down; ask another", code="draining", headers={"Retry-After": "5"}
+            )
+        self.check_size(num_sequences)
         if self._per_tenant is not None and self._requests_of[tenant] >= self._per_tenant:
             self._refuse(f"{tenant or 'this client'!r} has {self._per_tenant} requests here already, as many as it may")
         if self.num_sequences + num_sequences > self.capacity:

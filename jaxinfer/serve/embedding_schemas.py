@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from jaxinfer.serve.fields import Body, Enforced
-from jaxinfer.serve.schemas import Number
+from jaxinfer.serve.schemas import Name, Number
 
 Pooling = Literal["mean", "last"]
 
@@ -19,7 +19,7 @@ class ReadingBody(Body):
     truncate_prompt_tokens: Annotated[int | None, Enforced("prompts.checked: only a text's last tokens are used")] = (
         None
     )
-    user: Annotated[str | None, Enforced("RequestOptions.tenant, unless keys say who")] = None
+    user: Annotated[Name | None, Enforced("RequestOptions.tenant, unless keys say who")] = None
     priority: Annotated[int | None, Enforced("RequestOptions.priority: the scheduler's order")] = None
     cache_salt: Annotated[str | None, Enforced("RequestOptions.cache_salt: the prefix cache")] = None
     timeout_s: Annotated[Number | None, Enforced("RequestOptions.timeout_s: up to the server's limit")] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxinfer.serve.fields import Accepted, Note, Refused, notes
 logger = logging.getLogger("jaxinfer.serve")
 
 # What pydantic puts into the path of a value for the alternative of a union that it tried.
-_ALTERNATIVE = re.compile(r"str|int|float|bool|none|(list|dict|tuple|union|literal|function)\b.*")
+_ALTERNATIVE = re.compile(r"str|int|float|bool|none|constrained-str|(list|dict|tuple|union|literal|function)\b.*")
 
 
 def validation_error(error: RequestValidationError, known: Mapping[str, Note]) -> ApiError:
@@ -35,6 +36,8 @@ def validation_error(error: RequestValidationError, known: Mapping[str, Note]) -
     more = f" ({num_others} more of the body's fields are wrong)" if num_others else ""
     if kind == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    if kind == "too_many_keys":
+        return ApiError(400, f"{param or 'the body'} has {first['ctx']['num']} keys, more than there are fields")
     if not location:
         return ApiError(400, "the body must be a JSON object, sent as application/json")
     if kind == "extra_forbidden":
@@ -47,10 +50,15 @@ def validation_error(error: RequestValidationError, known: Mapping[str, Note]) -
     if isinstance(note, Refused):
         return ApiError(400, f"{param}: {note.refusal}{more}", param=param, code="unsupported_parameter")
     wanted = dict.fromkeys(each["msg"].removeprefix("Input ") for each in errors if _path(_location(each)) == param)
-    text = f"{param}: {', or '.join(wanted)}, not {first['input']!r:.60}"
+    text = f"{param}: {', or '.join(wanted)}, not {_shown(first['input'])}"
     if isinstance(note, Accepted):
         return ApiError(400, f"{text}: {note.why}{more}", param=param, code="unsupported_value")
     return ApiError(400, text + more, param=param, code="invalid_type")
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value's text; containers may be large, and are not written out for it."""
+    return f"{reprlib.repr(value) if isinstance(value, list | dict) else repr(value):.60}"
 
 
 def _location(error: Any) -> list[Any]:
@@ -90,6 +98,7 @@ def install(app: FastAPI) -> None:
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         messages = {
+            400: "the body cannot be read: it is no JSON in UTF-8, is nested too deep, or has too long a number",
             404: f"{request.method} {request.url.path!r:.100} is no endpoint of this server",
             405: f"{request.url.path!r:.100} does not take {request.method}",
         }

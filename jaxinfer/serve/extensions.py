@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from jaxinfer.serve.fields import Body, Enforced
+from pydantic import BeforeValidator
+
+from jaxinfer.serve.fields import Body, Enforced, first_wrong
 from jaxinfer.serve.schemas import Number, Sampled
 
 
@@ -17,7 +19,7 @@ class Extensions(Body):
     presence_penalty: Annotated[Number | None, Sampled] = None
     frequency_penalty: Annotated[Number | None, Sampled] = None
     repetition_penalty: Annotated[Number | None, Sampled] = None
-    logit_bias: Annotated[dict[str, Number] | None, Sampled] = None
+    logit_bias: Annotated[dict[str, Number] | None, BeforeValidator(first_wrong), Sampled] = None
     min_tokens: Annotated[int | None, Enforced("SamplingParams: token mask")] = None
     ignore_eos: Annotated[bool | None, Enforced("SamplingParams: detokenizer")] = None
     priority: Annotated[int | None, Enforced("RequestOptions.priority: the scheduler's order")] = None

@@ -16,6 +16,9 @@ from jaxinfer.serve.errors import ApiError, error_response
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 BODY_TIMEOUT_S = 60.0
 """How long a client may take to send a body, or, of a file, each part of it."""
+MAX_VALUES = 1 << 20
+MAX_CONTAINERS = 1 << 18
+"""Of the JSON of a body, whatever its size; those in its texts count too."""
 UPLOAD_TIMEOUT_S = 3600.0
 """How long it may take to send a file."""
 
@@ -98,6 +101,7 @@ class BodyLimit:
     async def _read(self, scope: Scope, receive: Receive, most: int) -> bytes | None:
         _check_declared(scope, most)
         parts, size, more = [], 0, True
+        num_values = num_containers = 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 while more:
@@ -109,8 +113,11 @@ class BodyLimit:
                     if size > most:
                         raise _too_large(most)
                     parts.append(part)
+                    num_values += part.count(b",")
+                    num_containers += part.count(b"[") + part.count(b"{")
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+        _check_values(num_values, num_containers)
         return b"".join(parts)
 
 
@@ -142,6 +149,15 @@ def _check_declared(scope: Scope, most: int) -> None:
     declared = Headers(scope=scope).get("content-length", "0")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(most)
+
+
+def _check_values(num_values: int, num_containers: int) -> None:
+    """Raise the 413 for JSON that would take long to read, which is done on the event loop, for its size."""
+    if num_values > MAX_VALUES or num_containers > MAX_CONTAINERS:
+        raise ApiError(
+            413,
+            f"the body has more than {MAX_VALUES} commas or {MAX_CONTAINERS} opening brackets; send less at a time",
+        )
 
 
 def _too_large(most: int) -> ApiError:

@@ -29,7 +29,7 @@ def _given(server: Server, body: GenerationBody) -> dict[str, Any]:
 
 def _token_id(key: str) -> int:
     """JSON has no keys but strings."""
-    if not key.isdecimal() or len(key) > 10:
+    if not (key.isascii() and key.isdecimal()) or len(key) > 10:
         raise ApiError(400, f"logit_bias: {key!r:.40} is no token id", param="logit_bias")
     return int(key)
 

@@ -16,8 +16,10 @@ async def of_completion(server: Server, body: CompletionRequest) -> list[tuple[s
     """The texts, where they are texts, and ids of a completion's prompts.
 
     Raises:
-        ApiError: an empty or too long prompt.
+        ApiError: an empty or too long prompt, or more of them than the server holds.
     """
+    if isinstance(body.prompt, list) and not _is_ids(body.prompt):
+        server.admission.check_size(len(body.prompt) * max(body.n or 1, body.best_of or 1))
     return await each(server, body.prompt, "prompt", body.add_special_tokens, body.truncate_prompt_tokens)
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused
+from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused, few_keys, first_wrong
 from jaxinfer.serve.forms import ResponseFormat, StructuredOutputs
 
 Number = float  # whole ones too
+# Each of these costs time at every token, on the engine's thread, which all requests share.
+Text = Annotated[str, Field(max_length=1024)]
+Texts = Annotated[list[Text], Field(max_length=256)]
+Ids = Annotated[list[int], Field(max_length=1 << 18)]  # more than vocabularies have
+Name = Annotated[str, Field(max_length=512)]  # stands in the log, and in the scheduler's table of tenants
 Formed = Enforced("forms.of: the token mask of SamplingParams.structured_outputs")
 Sampled = Enforced("SamplingParams, on the device")
 
@@ -38,16 +43,18 @@ class GenerationBody(Body):
     presence_penalty: Annotated[Number | None, Sampled] = None
     frequency_penalty: Annotated[Number | None, Sampled] = None
     repetition_penalty: Annotated[Number | None, Sampled] = None
-    logit_bias: Annotated[dict[str, Number] | None, Sampled] = None
-    allowed_token_ids: Annotated[list[int] | None, Enforced("SamplingParams: token mask")] = None
-    bad_words: Annotated[list[str] | None, Enforced("SamplingParams: token mask")] = None
+    logit_bias: Annotated[dict[str, Number] | None, BeforeValidator(first_wrong), Sampled] = None
+    allowed_token_ids: Annotated[Ids | None, Enforced("SamplingParams: token mask")] = None
+    bad_words: Annotated[Texts | None, Enforced("SamplingParams: token mask")] = None
     logits_processors: Annotated[
-        list[str] | dict[str, dict[str, Number]] | None, Enforced("SamplingParams: registered processors, by name")
+        list[str] | dict[str, dict[str, Number]] | None,
+        BeforeValidator(few_keys),
+        Enforced("SamplingParams: registered processors, by name"),
     ] = None
     max_tokens: Annotated[int | None, Enforced("SamplingParams: the scheduler ends the sequence")] = None
     min_tokens: Annotated[int | None, Enforced("SamplingParams: token mask")] = None
-    stop: Annotated[str | list[str] | None, Enforced("SamplingParams: detokenizer")] = None
-    stop_token_ids: Annotated[list[int] | None, Enforced("SamplingParams: detokenizer")] = None
+    stop: Annotated[Text | Texts | None, Enforced("SamplingParams: detokenizer")] = None
+    stop_token_ids: Annotated[Ids | None, Enforced("SamplingParams: detokenizer")] = None
     ignore_eos: Annotated[bool | None, Enforced("SamplingParams: detokenizer")] = None
     include_stop_str_in_output: Annotated[bool | None, Enforced("SamplingParams: detokenizer")] = None
     skip_special_tokens: Annotated[bool | None, Enforced("SamplingParams: detokenizer")] = None
@@ -66,8 +73,8 @@ class GenerationBody(Body):
     guided_regex: Annotated[str | None, Formed] = None
     guided_choice: Annotated[list[str] | None, Formed] = None
     guided_grammar: Annotated[str | None, Formed] = None
-    user: Annotated[str | None, Enforced("RequestOptions.tenant: fair shares and limits, unless keys say who")] = None
-    safety_identifier: Annotated[str | None, Enforced("in place of user, where that is absent")] = None
+    user: Annotated[Name | None, Enforced("RequestOptions.tenant: fair shares and limits, unless keys say who")] = None
+    safety_identifier: Annotated[Name | None, Enforced("in place of user, where that is absent")] = None
     priority: Annotated[int | None, Enforced("RequestOptions.priority: the scheduler's order")] = None
     cache_salt: Annotated[str | None, Enforced("RequestOptions.cache_salt: the prefix cache")] = None
     timeout_s: Annotated[Number | None, Enforced("RequestOptions.timeout_s: up to the server's limit")] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,7 +29,7 @@ class Vocabulary(Tokenizer):
         return TEXTS[id]
 
 
-words = st.lists(st.text("abcé<", min_size=1, max_size=4), min_size=1, max_size=3)
+words = st.lists(st.text("abcé<", min_size=1, max_size=9), min_size=1, max_size=3)
 
 
 @given(words, st.lists(st.integers(0, len(TEXTS) - 1), max_size=12), st.booleans())
@@ -69,3 +71,12 @@ def test_without_options_there_is_no_mask():
 def test_bad_words_must_be_a_list_of_texts(bad):
     with pytest.raises(ValueError, match="bad_words"):
         SamplingParams(bad_words=bad)
+
+
+def test_a_long_bad_word_costs_no_more_than_the_text_it_is_looked_for_in():
+    followed = BadWords(["a" * 1_000_000], TokenIndex(Vocabulary()), frozenset())
+    begin_s = time.process_time()
+    for _ in range(100):
+        followed.add(0, b"a")
+        assert not followed.next_ids()
+    assert time.process_time() - begin_s < 1

@@ -292,3 +292,40 @@ def test_an_internal_error_is_a_500_and_the_connection_goes_on(served, monkeypat
                 assert received.startswith(b"HTTP/1.1 500" if patched else b"HTTP/1.1 200")
                 while b"}" not in received:
                     received += client.recv(1 << 16)
+
+
+def repeated(text, num):
+    return ",".join([str(text)] * num)
+
+
+TEXT = '"a"'
+HOSTILE = {
+    "prompts of a wrong type": f'{{"prompt":[{repeated(1.5, 400_000)}]}}',
+    "too many texts": f'{{"prompt":[{repeated(TEXT, 400_000)}]}}',
+    "too many values": f'{{"prompt":[{repeated(1, 1_100_000)}]}}',
+    "too many lists": json.dumps({"prompt": [[]] * 300_000}),
+    "unknown keys": json.dumps({"prompt": "a", **{f"k{number}": 1 for number in range(200_000)}}),
+    "biases of a wrong type": json.dumps({"prompt": "a", "logit_bias": {f"{token}": [] for token in range(100_000)}}),
+    "many stop strings": f'{{"prompt":"a","stop":[{repeated(TEXT, 300_000)}]}}',
+    "many bad words": f'{{"prompt":"a","bad_words":[{repeated(TEXT, 300_000)}]}}',
+    "a long bad word": json.dumps({"prompt": "a", "bad_words": ["w" * 1_000_000]}),
+    "a long user": json.dumps({"prompt": "a", "user": "u" * 1_000_000}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bodies_that_take_long_to_read_are_refused_at_once(served, name):
+    begin_s = time.process_time()
+    found = served.http.post("/v1/completions", content=HOSTILE[name], headers={"content-type": "application/json"})
+    assert found.status_code in (400, 413), found.text
+    # An error for each wrong value would take tens of seconds, all of them on the event loop.
+    assert time.process_time() - begin_s < 2
+    assert len(found.text) < 3000
+
+
+@pytest.mark.parametrize("body", ["9" * 5000, "[" * 100_000, "\xff"])
+def test_what_is_no_readable_json_is_said_so(served, body):
+    found = served.http.post(
+        "/v1/completions", content=body.encode("latin-1"), headers={"content-type": "application/json"}
+    )
+    assert found.status_code == 400 and "cannot be read" in found.json()["error"]["message"]

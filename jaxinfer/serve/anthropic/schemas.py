@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.serve.extensions import Extensions
 from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused
-from jaxinfer.serve.schemas import Number, Sampled
+from jaxinfer.serve.schemas import Name, Number, Sampled, Text
 
 MAX_STOP_SEQUENCES = 64
 
@@ -23,7 +23,7 @@ class CacheControl(Body):
 class Metadata(Body):
     """Who asks."""
 
-    user_id: str | None = None
+    user_id: Name | None = None
 
 
 class ThinkingDisabled(Body):
@@ -80,7 +80,7 @@ class MessagesRequest(CountTokensRequest, Extensions):
         OutputConfig | None, Enforced("forms.of: the token mask of SamplingParams.structured_outputs")
     ] = None
     stop_sequences: Annotated[
-        list[Annotated[str, Field(min_length=1)]] | None,
+        list[Annotated[Text, Field(min_length=1)]] | None,
         Field(max_length=MAX_STOP_SEQUENCES),
         Enforced("SamplingParams.stop: detokenizer"),
     ] = None

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.serve.extensions import Extensions
 from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused
-from jaxinfer.serve.schemas import Number, Sampled
+from jaxinfer.serve.schemas import Name, Number, Sampled, Text, Texts
 
 LOGPROBS = "message.output_text.logprobs"
 MetadataText = Annotated[str, Field(max_length=512)]
@@ -54,7 +54,7 @@ class ResponsesRequest(Extensions):
     max_output_tokens: Annotated[
         int | None, Field(ge=1), Enforced("SamplingParams.max_tokens: the scheduler ends the sequence")
     ] = None
-    stop: Annotated[str | list[str] | None, Enforced("SamplingParams: detokenizer")] = None
+    stop: Annotated[Text | Texts | None, Enforced("SamplingParams: detokenizer")] = None
     temperature: Annotated[Number | None, Sampled] = None
     top_p: Annotated[Number | None, Sampled] = None
     include: Annotated[list[Literal["message.output_text.logprobs"]] | None, Enforced("SamplingParams.logprobs")] = None
@@ -64,8 +64,8 @@ class ResponsesRequest(Extensions):
     ] = None
     text: Annotated[TextConfig | None, Enforced("forms.of: the token mask of SamplingParams.structured_outputs")] = None
     metadata: Annotated[dict[str, MetadataText] | None, Field(max_length=16), Enforced("told in the answer")] = None
-    user: Annotated[str | None, Enforced("RequestOptions.tenant: fair shares and limits, unless keys say who")] = None
-    safety_identifier: Annotated[str | None, Enforced("in place of user, where that is absent")] = None
+    user: Annotated[Name | None, Enforced("RequestOptions.tenant: fair shares and limits, unless keys say who")] = None
+    safety_identifier: Annotated[Name | None, Enforced("in place of user, where that is absent")] = None
     prompt_cache_key: Annotated[str | None, Accepted("prefixes are found by their tokens")] = None
     prompt_cache_retention: Annotated[
         Literal["in_memory", "in-memory"] | None, Accepted("prefixes stay while there is room")
