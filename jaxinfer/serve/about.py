@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,9 @@ from jaxinfer.serve.sse import answer
 from jaxinfer.serve.tools.definitions import read_tool_use
 
 router = APIRouter()
+
+MAX_TOKENS = 1 << 18
+"""What `/tokenize` tells of one text at least; answers are written on the event loop."""
 
 
 def _model(server: Server, name: str) -> dict[str, Any]:
@@ -64,7 +68,11 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         if body.add_special_tokens is not None:
             raise ApiError(400, "add_special_tokens belongs to a prompt, not to messages", param="add_special_tokens")
         ids = await server.llm.encode(partial(prompts.render, server, body, read_tool_use(body.tools)))
-    strings = [server.tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+    if len(ids) > (most := max(MAX_TOKENS, server.max_model_len)):
+        raise ApiError(400, f"the text has {len(ids)} tokens and {most} are the most told at once; split it")
+    strings = None
+    if body.return_token_strs:
+        strings = await asyncio.to_thread(lambda: [server.tokenizer.token_text(token) for token in ids])
     return answer(
         {"count": len(ids), "max_model_len": server.max_model_len, "tokens": ids, "token_strs": strings},
     )
@@ -76,7 +84,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     server: Server = request.app.state.server
     server.check_model(body.model)
     ids = plain_ids("tokens", body.tokens, len(server.tokenizer))
-    return answer({"prompt": server.tokenizer.decode(ids)})
+    return answer({"prompt": await asyncio.to_thread(server.tokenizer.decode, ids)})
 
 
 @router.get("/health")

@@ -66,7 +66,7 @@ async def of_chat(server: Server, body: ChatRequest, use: ToolUse) -> list[int]:
 def render(server: Server, body: ChatRequest | TokenizeRequest, use: ToolUse) -> list[int]:
     """What the chat template makes of a body's messages and tools."""
     variables = body.chat_template_kwargs or {}
-    own = {"tokenize", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
+    own = {"self", "tokenize", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
     if clash := sorted(own.intersection(variables)):
         raise ApiError(
             400, f"chat_template_kwargs: {clash[0]} cannot be set there", param=f"chat_template_kwargs.{clash[0]}"

@@ -145,4 +145,4 @@ class DetokenizeRequest(Body):
     """`POST /detokenize`."""
 
     model: Annotated[str | None, Enforced("Server.check_model")] = None
-    tokens: Annotated[list[int], Enforced("Tokenizer.decode")]
+    tokens: Annotated[Ids, Enforced("Tokenizer.decode")]

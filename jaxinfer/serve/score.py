@@ -60,6 +60,8 @@ def _is_likelihood(body: ScoreRequest) -> bool:
 
 
 async def _similarities(server: Server, call: Call, body: ScoreRequest) -> tuple[list[dict[str, Any]], int]:
+    texts = [[each] if isinstance(each, str) else each or [] for each in (body.text_1, body.text_2)]
+    _check_count(sum(map(len, texts)), "text_2")
     sides = []
     for name in _FORMS[1]:
         found = await prompts.each(
@@ -71,7 +73,6 @@ async def _similarities(server: Server, call: Call, body: ScoreRequest) -> tuple
         raise ApiError(
             400, f"text_1 has {len(left)} entries and text_2 {len(right)}: give one, or as many", param="text_1"
         )
-    _check_count(len(left) + len(right), "text_2")
     found = await pooling.vectors(server, call, [*left, *right], body.pooling or server.config.pooling)
     ones, others = found[: len(left)], found[len(left) :]
     if len(ones) == 1:

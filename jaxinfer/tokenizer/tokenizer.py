@@ -134,7 +134,8 @@ class Tokenizer:
             raise ValueError(f"encode: text has a lone surrogate at position {error.start}; remove it") from None
         spec = self._spec
         backend_adds = add_special_tokens and spec.backend_adds_special
-        ids = self._backend.encode(text, add_special_tokens=backend_adds).ids
+        # As a batch of one, since `encode` keeps Python's lock while it runs: seconds, of a long text, for all threads.
+        ids = self._backend.encode_batch_fast([text], add_special_tokens=backend_adds)[0].ids
         if add_special_tokens and not spec.backend_adds_special:
             return [*spec.prefix_ids, *ids, *spec.suffix_ids]
         return list(ids)

@@ -329,3 +329,18 @@ def test_what_is_no_readable_json_is_said_so(served, body):
         "/v1/completions", content=body.encode("latin-1"), headers={"content-type": "application/json"}
     )
     assert found.status_code == 400 and "cannot be read" in found.json()["error"]["message"]
+
+
+def test_texts_are_counted_before_they_are_encoded(served):
+    begin_s = time.process_time()
+    found = served.post("/v1/score", {"text_1": "a", "text_2": ["b"] * 100_000})
+    assert found.status_code == 400 and "100001 texts" in found.json()["error"]["message"]
+    found = served.post("/tokenize", {"prompt": "ab" * 200_000})
+    assert found.status_code == 400 and "tokens" in found.json()["error"]["message"]
+    assert time.process_time() - begin_s < 3
+
+
+def test_a_template_variable_names_no_argument_of_ours(served):
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"self": 1}}
+    error = served.post("/v1/chat/completions", body).json()["error"]
+    assert error["param"] == "chat_template_kwargs.self" and "Tokenizer" not in error["message"]

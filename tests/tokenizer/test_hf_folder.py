@@ -123,3 +123,27 @@ def test_unknown_decoders_are_refused(tmp_path: Path):
 
 def test_gguf_files_are_taken_too(smollm2_path: Path, smollm: Tokenizer):
     assert load_tokenizer(smollm2_path).encode("In 1984") == smollm.encode("In 1984")
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded():
+    import threading
+    import time
+
+    tokenizer = load_tokenizer(Path(__file__).resolve().parents[2] / "checkpoints" / "tiny-llama")
+    text = "ab " * 300_000
+    begun, ended = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode(text)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    turns, before_s = 0, time.monotonic()
+    thread.start()
+    assert begun.wait(10)
+    while not ended.is_set():  # a lock that is kept allows a turn or two, before and after
+        time.sleep(0.001)
+        turns += 1
+    thread.join()
+    assert turns > 20 * (time.monotonic() - before_s)
