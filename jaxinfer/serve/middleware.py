@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -59,6 +59,30 @@ class Authentication:
             if hmac.compare_digest(digest, given):
                 found = owner
         return found
+
+
+class OtherPages:
+    """Refuses what a browser sends for a page of another site, unless that is one of `allowed_origins`.
+
+    Without CORS such a page reads no answer, yet a form of it would be stored as a file. Browsers say whose page asks
+    (`Sec-Fetch-Site`, of the W3C's Fetch Metadata); other clients say nothing, and pass.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_origins: Collection[str] = ()):
+        self._app = app
+        self._allowed = frozenset(allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            headers = Headers(scope=scope)
+            known = "*" in self._allowed or headers.get("origin") in self._allowed
+            if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not known:
+                error = ApiError(
+                    403, "pages of other sites may not use this server (--allowed-origins)", code="origin_not_allowed"
+                )
+                await error_response(error, scope)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _digest(key: str) -> bytes:

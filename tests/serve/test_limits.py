@@ -344,3 +344,15 @@ def test_a_template_variable_names_no_argument_of_ours(served):
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"self": 1}}
     error = served.post("/v1/chat/completions", body).json()["error"]
     assert error["param"] == "chat_template_kwargs.self" and "Tokenizer" not in error["message"]
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_forms_of_other_pages_store_nothing(served, serving, site):
+    form = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+    headers = {"Origin": "https://evil.example", "Sec-Fetch-Site": site}
+    refused = served.http.post("/v1/files", headers=headers, **form)
+    assert refused.status_code == 403 and refused.json()["error"]["code"] == "origin_not_allowed"
+    own = served.http.post("/tokenize", headers={"Sec-Fetch-Site": "same-origin"}, json={"prompt": "a"})
+    assert own.status_code == 200
+    with serving(allowed_origins=("https://evil.example",)) as found:
+        assert found.http.post("/tokenize", headers=headers, json={"prompt": "a"}).status_code == 200
