@@ -71,17 +71,16 @@ class _Writer:
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         options = self._body.stream_options
-        always = bool(options and options.continuous_usage_stats)
         async for _, output in generation.outputs():
             self._usage.add(0, output)
-            told = {"usage": self._usage.of_all()} if always else {}
+            told = self._usage.of_chunk(options)
             head = {**self._head("chat.completion.chunk"), **told}
             for each in output.outputs:
                 if each.index not in self._readers:
                     opening = {"index": each.index, "delta": {"role": "assistant", "content": ""}}
                     own = {} if self._readers else self._of_prompt(output)
                     self._readers[each.index] = self._make_reader()
-                    yield event({**head, "choices": [{**opening, "finish_reason": None}], **own})
+                    yield event({**head, "choices": [{**opening, "finish_reason": None, "logprobs": None}], **own})
                 delta = self._delta(each)
                 if delta or each.token_ids or each.finish_reason:
                     yield event({**head, "choices": [{**self._choice(each), "delta": delta}]})

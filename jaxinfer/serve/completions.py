@@ -58,7 +58,6 @@ class _Writer:
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         options = self._body.stream_options
-        always = bool(options and options.continuous_usage_stats)
         started: set[int] = set()
         async for index, output in generation.outputs():
             self._usage.add(index, output)
@@ -70,8 +69,7 @@ class _Writer:
                 if first or each.token_ids or each.text or each.finish_reason
             ]
             for choice in choices:
-                told = {"usage": self._usage.of_all()} if always else {}
-                yield event({**self._head(), "choices": [choice], **told})
+                yield event({**self._head(), "choices": [choice], **self._usage.of_chunk(options)})
         if options and options.include_usage:
             yield event({**self._head(), "choices": [], "usage": self._usage.of_all()})
         yield DONE

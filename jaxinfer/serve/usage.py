@@ -42,3 +42,9 @@ class Usage:
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+
+    def of_chunk(self, options: Any) -> dict[str, Any]:
+        """What a chunk with text tells, by the stream's options: clients that ask for usage find the key in each."""
+        if options is None or not (options.include_usage or options.continuous_usage_stats):
+            return {}
+        return {"usage": self.of_all() if options.continuous_usage_stats else None}

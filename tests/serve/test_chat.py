@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 MESSAGES = [{"role": "user", "content": "hello there"}]
@@ -113,3 +115,13 @@ def test_bad_bodies_are_refused_by_name(served, change, param, words):
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == param and words in error["message"], error
     assert error["type"] == "invalid_request_error"
+
+
+def test_every_chunk_has_usage_where_it_is_asked_for(served):
+    body = {"messages": [{"role": "user", "content": "a"}]} | {"max_tokens": 2, "stream": True, "ignore_eos": True}
+    text = served.post("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1]["usage"]["completion_tokens"] == 2 and not chunks[-1]["choices"]
+    assert all("logprobs" in choice for chunk in chunks for choice in chunk["choices"])
+    assert "usage" not in served.post("/v1/chat/completions", body).text

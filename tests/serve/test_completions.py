@@ -156,3 +156,13 @@ def test_models_tell_their_length(served, engine):
     assert [model.id for model in models] == ["tiny", "tiny-alias"]
     assert models[0].max_model_len == engine.max_model_len
     assert served.openai().models.retrieve("tiny").id == "tiny"
+
+
+def test_every_chunk_has_usage_where_it_is_asked_for(served):
+    body = {"prompt": "a"} | {"max_tokens": 2, "stream": True, "ignore_eos": True}
+    text = served.post("/v1/completions", {**body, "stream_options": {"include_usage": True}}).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1]["usage"]["completion_tokens"] == 2 and not chunks[-1]["choices"]
+    assert all("logprobs" in choice for chunk in chunks for choice in chunk["choices"])
+    assert "usage" not in served.post("/v1/completions", body).text
