@@ -31,7 +31,7 @@ def test_where_shapes_have_their_own_bits_every_step_has_one_shape(tiny_model_pa
         assert len(llm.engine.runner.buckets) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_circumstance_gives_the_same_bits_on_the_default_model(smollm2_path):
     def make(**changed):
         return LLM(str(smollm2_path), **{**SETTINGS, "max_model_len": 256, **changed})

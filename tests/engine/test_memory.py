@@ -334,7 +334,7 @@ def test_a_process_holds_what_the_plan_says():
     assert 0.8 * planned < found["held"] < planned + unseen, found
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured through /proc")
 def test_the_default_model_holds_what_the_plan_says(smollm2_path):
     settings = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "max_model_len": 512}

@@ -261,7 +261,7 @@ def start(folder: Path, model: Path) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_processes_one_after_another_and_at_once(tiny_model_path, tmp_path):
     def result(process):
         out, err = process.communicate(timeout=120)

@@ -28,7 +28,7 @@ def smollm2(smollm2_path):
     return load_model(smollm2_path, "float32")
 
 
-@pytest.fixture(scope="module", params=[16, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[16, pytest.param(32, marks=pytest.mark.full)])
 def runner(request, smollm2):
     size = request.param
     runner = ModelRunner(

@@ -141,7 +141,7 @@ def test_the_timeline_holds_every_token():
     assert running_at(records, [0.0, 1.9, 2.0, 3.5, 4.0]) == [1, 1, 2, 1, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_comparison_of_a_tiny_model(capsys, tiny_model_path):
     pytest.importorskip("aiohttp")
     sizes = ["--input-len", "6", "--output-len", "5", "--vocab-size", "90", "--concurrency", "4", "--num-requests", "6"]
