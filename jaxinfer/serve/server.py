@@ -132,6 +132,7 @@ class Generation:
         self.call = call
         self._held = AsyncExitStack()
         self._streams: list[AsyncGenerator[RequestOutput, None]] = []
+        self._ended: set[tuple[int, int]] = set()
 
     async def start(self, server: Server, prompts: Sequence[Prompt], output_kind: OutputKind) -> None:
         """See `Server.open`."""
@@ -175,16 +176,20 @@ class Generation:
                 server.tokenizer.decode(each.token_ids) if each.text is None else each.text for each in prompts
             ]
 
-    def _noted(self, output: RequestOutput) -> RequestOutput:
+    def _noted(self, index: int, output: RequestOutput) -> RequestOutput:
+        """An output of a prompt without the choices whose end has been told: it is told once."""
         if self.call.record is not None:
             self.call.record.note(output)
-        return checked(output)
+        checked(output)
+        output.outputs = [choice for choice in output.outputs if (index, choice.index) not in self._ended]
+        self._ended.update((index, choice.index) for choice in output.outputs if choice.finish_reason is not None)
+        return output
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """What the prompts' streams give, as it comes. Raises `ApiError` where one fails."""
         if len(self._streams) == 1:
             async for output in self._streams[0]:
-                yield 0, self._noted(output)
+                yield 0, self._noted(0, output)
             return
         queue: asyncio.Queue[Any] = asyncio.Queue(1)  # what waits meanwhile stays in the engine's mailboxes
 
@@ -207,7 +212,7 @@ class Generation:
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    yield index, self._noted(item)
+                    yield index, self._noted(index, item)
         finally:
             for task in pumps:
                 task.cancel()
