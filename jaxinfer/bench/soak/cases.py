@@ -299,7 +299,7 @@ def _bad(rng: random.Random, world: World) -> Case:
     return rng.choice(BAD)(world)
 
 
-def _behaving(behaviour: Behaviour, low: float, high: float) -> Callable[[random.Random, World], Case]:
+def _behaving(behaviour: Behaviour, low: float | int, high: float | int) -> Callable[[random.Random, World], Case]:
     """Long answers whose client behaves so, after between `low` and `high` seconds or events."""
 
     def make(rng: random.Random, world: World) -> Case:

@@ -188,4 +188,8 @@ async def _refused(loop: asyncio.AbstractEventLoop, client: socket.socket) -> li
     """What is wrong with the answer to rubbish: it is a 400, or the connection is closed."""
     async with asyncio.timeout(30):
         begun = await loop.sock_recv(client, 200)
-    return [] if not begun or begun.startswith(b"HTTP/1.1 400 ") else [f"rubbish is answered with {begun[:60]!r}"]
+    return (
+        []
+        if not begun or begun.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+        else [f"rubbish is answered with {begun[:60]!r}"]
+    )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import datetime
 import json
 import os
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxinfer.bench.environment import cpu_model, num_cores
@@ -49,11 +48,8 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def run(arguments: argparse.Namespace, command: Sequence[str] | None = None) -> dict[str, Any]:
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Soak a server as the arguments say; `exit_code` is 1 where a check failed.
-
-    Args:
-        command: what is started in place of the server, for tests.
 
     Raises:
         ValueError: arguments that make no sense, or a package that is missing.
@@ -66,23 +62,27 @@ def run(arguments: argparse.Namespace, command: Sequence[str] | None = None) -> 
     import_aiohttp()
     load = os.getloadavg()[0]
     plan = Plan(arguments.minutes * 60, arguments.concurrency, arguments.seed, arguments.only)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(ended_by_signals())
-        child, url = None, arguments.base_url
-        if url is None:
-            flags = [] if arguments.model is None else ["--model", arguments.model]
-            child = ChildServer([*flags, *SERVER_FLAGS, *shlex.split(arguments.server_args)], command)
-            stack.enter_context(child)
-            if command is None:
-                child.wait_until_idle()
-            url = child.base_url
-        else:
+    url = arguments.base_url
+    with ended_by_signals():
+        if url is not None:
             normalize_url(url)
-        model, results = asyncio.run(_soak(url, arguments.api_key, plan, child))
-    return _report(arguments, load, url if child is None else "our own", model, results)
+            model, results = asyncio.run(soak(url, plan, api_key=arguments.api_key))
+        else:
+            flags = [] if arguments.model is None else ["--model", arguments.model]
+            with ChildServer([*flags, *SERVER_FLAGS, *shlex.split(arguments.server_args)]) as child:
+                child.wait_until_idle()
+                model, results = asyncio.run(soak(child.base_url, plan, child))
+    return _report(arguments, load, url or "our own", model, results)
 
 
-async def _soak(url: str, api_key: str | None, plan: Plan, child: ChildServer | None) -> tuple[str, dict[str, Any]]:
+async def soak(
+    url: str, plan: Plan, child: ChildServer | None = None, *, api_key: str | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The model's name and the results. A `child` is watched and ended; it holds what `SERVER_FLAGS` say.
+
+    Raises:
+        RuntimeError: see `run`.
+    """
     async with Clients(url, api_key) as clients:
         world = await learn(clients, None if child is None else NUM_ROWS + NUM_WAITING, plan.seed)
         return world.model, await Soak(clients, world, plan, child).run()

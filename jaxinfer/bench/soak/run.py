@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ from jaxinfer.bench.soak.watch import (
     sample_process,
 )
 
-_MAX_TOLD = 20
+_MAX_TOLD, _MAX_ALIKE = 40, 4
 _POLL_S = 0.1
 _DRAINED_S = 3.0  # what the answers that run at the end are made to take
 _DRAIN_LIMIT_S = 180.0
@@ -48,13 +49,13 @@ class Plan:
     idle_limit_s: how long the server may take to become idle.
     """
 
-    duration_s: float
+    duration_s: float | int
     concurrency: int
     seed: int = 0
     only: Sequence[int] | None = None
     kinds: tuple[str, ...] | None = None
-    idle_limit_s: float = 60.0
-    sample_interval_s: float = 1.0
+    idle_limit_s: float | int = 60
+    sample_interval_s: float | int = 1
 
 
 @dataclass
@@ -72,11 +73,18 @@ class Findings:
             self.faults.append({"check": name, "what": what, **request})
 
     def report(self) -> list[dict[str, Any]]:
-        """One entry a check, with the first of its faults."""
+        """One entry a check, with the first of its faults, few of those that are alike."""
         found = []
         for name, num in self.num_checked.items():
             faults = [fault for fault in self.faults if fault["check"] == name]
-            found.append({"name": name, "num_checked": num, "num_failed": len(faults), "faults": faults[:_MAX_TOLD]})
+            alike: Counter[str] = Counter()
+            told = []
+            for fault in faults:
+                beginning = re.sub(r"\d+", "0", fault["what"])[:20]
+                alike[beginning] += 1
+                if alike[beginning] <= _MAX_ALIKE:
+                    told.append(fault)
+            found.append({"name": name, "num_checked": num, "num_failed": len(faults), "faults": told[:_MAX_TOLD]})
         return found
 
 

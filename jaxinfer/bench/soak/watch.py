@@ -85,7 +85,7 @@ class Watch:
             await asyncio.sleep(self._interval_s)
 
 
-def growth(samples: Sequence[Sample], measure: Callable[[Sample], float | int]) -> tuple[float, float] | None:
+def growth(samples: Sequence[Sample], measure: Callable[[Sample], int]) -> tuple[float | int, float | int] | None:
     """Medians of the second and of the last quarter; the first is warm-up. None where there are too few samples."""
     if len(samples) < _FEWEST_SAMPLES:
         return None
@@ -110,10 +110,10 @@ def not_flat(samples: Sequence[Sample]) -> list[str]:
                 f"memory grew from {before / 2**20:.1f} to {after / 2**20:.1f} MiB, {allowed:.1f} MiB are tolerated"
             )
     threads = [sample for sample in samples if sample.num_threads is not None]
-    if (num := growth(threads, lambda sample: sample.num_threads or 0)) is not None and num[1] - num[
-        0
-    ] > TOLERATED_THREADS:
-        faults.append(f"threads grew from {num[0]:g} to {num[1]:g}, {TOLERATED_THREADS} more are tolerated")
+    if (num := growth(threads, lambda sample: sample.num_threads or 0)) is not None:
+        before, after = num
+        if after - before > TOLERATED_THREADS:
+            faults.append(f"threads grew from {before:g} to {after:g}, {TOLERATED_THREADS} more are tolerated")
     return faults
 
 
