@@ -89,6 +89,7 @@ class Fake:
         if self.draining and "lost at the end" in self.faults:
             assert request.transport is not None
             request.transport.abort()
+            return web.Response()
         told = {"finish_reason": "length", "logprobs": None, "text": "x", "token_ids": tokens}
         choices = [{"index": index, **told} for index in range(num)]
         count = num * len(tokens) - ("miscounted" in self.faults)

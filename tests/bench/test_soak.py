@@ -289,6 +289,10 @@ def failed(results):
     return {check["name"] for check in results["checks"] if check["num_failed"]}
 
 
+def told(results):
+    return "\n".join(fault["what"] for check in results["checks"] for fault in check["faults"])
+
+
 def test_a_good_server_passes():
     results = run_fake()
     assert failed(results) == set(), results["checks"]
@@ -297,7 +301,8 @@ def test_a_good_server_passes():
 
 
 def test_a_server_that_keeps_things_is_caught():
-    results = run_fake("pages", "files", "threads", "memory", "place", "failed step", "hidden 500", "traceback", "exit")
+    lost = ("pages", "files", "threads", "memory", "place")
+    results = run_fake(*lost, "failed step", "hidden 500", "traceback", "exit", idle_limit_s=2.5)
     assert failed(results) == {
         "an idle server holds nothing",
         "memory and threads are flat",
@@ -306,15 +311,15 @@ def test_a_server_that_keeps_things_is_caught():
         "its log has no traceback",
         "it ends with exit code 0",
     }
-    text = json.dumps(results["checks"])
-    for words in ("pages_used is 1", "num_failed_steps", 'status=\\\\\\"500', "memory grew", "threads grew", "code 3"):
+    text = told(results)
+    for words in ("pages_used is 1", "num_failed_steps", 'status="500"', "memory grew", "threads grew", "code 3"):
         assert words in text, words
 
 
 def test_a_server_that_answers_wrongly_is_caught():
     results = run_fake("500", "no retry-after", "no done", "no id")
     assert {"answers are in order", "a drain loses nothing"} <= failed(results)
-    text = json.dumps(results["checks"])
+    text = told(results)
     for words in ("HTTP 500", "429 with Retry-After ''", "[DONE]", "X-Request-Id"):
         assert words in text, words
     fault = results["checks"][0]["faults"][0]
@@ -324,7 +329,7 @@ def test_a_server_that_answers_wrongly_is_caught():
 def test_a_server_that_forgets_is_caught():
     results = run_fake("other tokens", "lost at the end")
     assert failed(results) == {"same request, same tokens", "a drain loses nothing"}
-    assert "no answer: " in json.dumps(results["checks"])
+    assert "no answer: " in told(results)
 
 
 def test_requests_can_be_sent_again():
@@ -361,7 +366,6 @@ def test_a_minute_of_the_tiny_model(capsys):
         (["--base-url", "http://127.0.0.1:1", "--model", "x"], "--base-url"),
         (["--base-url", "nowhere"], "http://"),
         (["--base-url", "http://127.0.0.1:1"], "127.0.0.1:1"),
-        (["--model", "/no/such/model"], "/no/such/model"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(capsys, flags, words):
