@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 from collections.abc import Mapping, Sequence
@@ -101,13 +102,12 @@ class Clients:
         return outcomes
 
     async def _ask(self, case: Case) -> Outcome:
-        data = json.dumps(case.body).encode() if case.raw is None else case.raw
+        data = io.BytesIO(json.dumps(case.body).encode() if case.raw is None else case.raw)
         request_id = f"soak-{case.index}"
         headers = {"Content-Type": "application/json", "X-Request-Id": request_id, **(case.headers or {})}
-        data = None if case.method == "GET" else data
         try:
             async with self._session.request(
-                case.method, self.base_url + case.path, data=data, headers=headers
+                case.method, self.base_url + case.path, data=None if case.method == "GET" else data, headers=headers
             ) as response:
                 outcome = await self._read(case, response)
             if response.headers.get("X-Request-Id") != request_id:

@@ -37,7 +37,7 @@ from jaxinfer.bench.soak.watch import (
 )
 
 _MAX_TOLD, _MAX_ALIKE = 40, 4
-_POLL_S = 0.1
+_POLL_S, _PAUSE_S = 0.1, 0.5
 _DRAINED_S = 3.0  # what the answers that run at the end are made to take
 _DRAIN_LIMIT_S = 180.0
 
@@ -157,7 +157,10 @@ class Soak:
         self.findings.check("some requests are answered", [] if answered else ["none was answered in full"])
 
     async def _do(self, case: Case) -> None:
-        for outcome in await self._clients.send(case):
+        outcomes = await self._clients.send(case)
+        if all(outcome.result == "HTTP 429" for outcome in outcomes):
+            await asyncio.sleep(_PAUSE_S)  # as clients do: otherwise most of the load would be of refusals
+        for outcome in outcomes:
             self.kinds[case.kind or "first answers"] += 1
             self._note(outcome)
 
