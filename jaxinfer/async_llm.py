@@ -67,6 +67,11 @@ class AsyncLLM:
         return self._config.model.vocab_size
 
     @property
+    def embed_dim(self) -> int:
+        """D, the length of a token's hidden state."""
+        return self._config.model.embed_dim
+
+    @property
     def memory_plan(self) -> MemoryPlan:
         """As `LLM.memory_plan`."""
         return self._memory_plan

@@ -82,7 +82,7 @@ class MetricsSnapshot:
 class EngineMetrics:
     """What an engine's requests took: written by the thread that drives the engine, read by any.
 
-    The lock is taken once a step and once a request, not once a token, and keeps a snapshot whole.
+    A lock, held for a few instructions, keeps a snapshot whole.
 
     Args:
         max_model_len: the longest sequence, which bounds the histograms of tokens.
@@ -91,6 +91,7 @@ class EngineMetrics:
     def __init__(self, max_model_len: int):
         lengths = one_two_five(max_model_len)
         self._lock = threading.Lock()
+        self.num_computed_tokens = 0
         self._prompt_tokens = self._cached_prompt_tokens = self._generation_tokens = 0
         self._finished: Counter[str] = Counter(stop=0, length=0, abort=0, error=0, timeout=0)
         self._queue_s = Histogram(REQUEST_BOUNDS_S)
@@ -105,6 +106,7 @@ class EngineMetrics:
     def step(self, num_tokens: int) -> None:
         """A step was dispatched with so many tokens, padding not counted."""
         with self._lock:
+            self.num_computed_tokens += num_tokens
             self._step_tokens.observe(num_tokens)
 
     def admitted(self, queue_s: float | int) -> None:
@@ -120,11 +122,11 @@ class EngineMetrics:
             self._prompt_tokens += num_prompt_tokens
             self._cached_prompt_tokens += num_cached_tokens
 
-    def tokens(self, num: int, gaps_s: Iterable[float | int]) -> None:
-        """A step brought `num` tokens; a gap for each choice that had got one before."""
+    def tokens(self, num: int, gap_s: float | int | None) -> None:
+        """A step brought a choice `num` tokens, `gap_s` after the last one if it had any."""
         with self._lock:
             self._generation_tokens += num
-            for gap_s in gaps_s:
+            if gap_s is not None:
                 self._gap_s.observe(gap_s)
 
     def finished(self, choices: Iterable[ChoiceTimes], request_s: float | int) -> None:

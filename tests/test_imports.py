@@ -30,6 +30,7 @@ HOST_CODE = (
     "jaxinfer.scheduler",
     "jaxinfer.cache.page_allocator",
     "jaxinfer.cache.prefix_tree",
+    "jaxinfer.jobs",
     "jaxinfer.structured",
     "jaxinfer.plan",
 )

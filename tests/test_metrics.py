@@ -58,7 +58,6 @@ def test_bounds_of_lengths() -> None:
 
 
 def test_requests_are_measured(llm) -> None:
-    num_before = llm.stats()["num_computed_tokens"]
     outputs = llm.generate(["hello", "hello there", "x"], greedy())
     found = llm.engine.metrics.snapshot()
     lengths = [len(output.prompt_token_ids) for output in outputs]
@@ -76,7 +75,11 @@ def test_requests_are_measured(llm) -> None:
         "request_prompt_tokens": 3,
         "choice_tokens": 3,
     }
-    assert found.histograms["step_tokens"].sum == llm.stats()["num_computed_tokens"] - num_before
+    # Each prompt but for what was cached, and each token but for the last, which nothing follows; a copied page may
+    # save more of a prompt, and the overlapped step after an end computes one that nobody reads.
+    num_expected = found.prompt_tokens - found.cached_prompt_tokens + 3 * 5
+    assert abs(found.histograms["step_tokens"].sum - num_expected) <= 3
+    assert found.histograms["step_tokens"].sum == llm.stats()["num_computed_tokens"]
     assert found.histograms["choice_tokens"].sum == 18
     for output in outputs:
         assert 0 <= output.metrics["queue_s"] <= output.metrics["ttft_s"] <= output.metrics["e2e_s"]

@@ -78,7 +78,6 @@ class Engine:
         self._state_of: dict[SequenceState, OutputState] = {}
         self.reader = StepReader(self._live, self._state_of, tokenizer, self.runner)
         self._num_arrived = 0
-        self._num_computed_tokens = 0
         self._num_failed_steps = 0
         self._failure: str | None = None  # no exception: its traceback would keep arrays alive
 
@@ -295,9 +294,7 @@ class Engine:
         if not plan.rows:
             return None
         hidden, logits = self.runner.run([_row(row) for row in plan.rows], self.sampler.state.last_token)
-        num_tokens = sum(row.num_tokens for row in plan.rows)
-        self._num_computed_tokens += num_tokens
-        self.metrics.step(num_tokens)
+        self.metrics.step(sum(row.num_tokens for row in plan.rows))
         drawing: dict[int, SequenceState] = {index: row.sequence for index, row in enumerate(plan.rows) if row.draws}
         sampled = None
         if drawing:
@@ -312,21 +309,17 @@ class Engine:
 
     def _settle(self, sequences: list[SequenceState]) -> list[LiveRequest]:
         """Let go of the sequences that ended; returns their requests."""
-        moved, num_tokens, gaps_s, now_s = [], 0, [], time.monotonic()
+        moved, now_s = [], time.monotonic()
         for sequence in sequences:
             live, state = self._live[sequence.request_id], self._state_of[sequence]
             moved.append(live)
-            num_new, gap_s = live.moved(sequence.index, now_s)
-            num_tokens += num_new
-            if gap_s is not None:
-                gaps_s.append(gap_s)
+            live.moved(sequence.index, now_s)
             if sequence.params.max_tokens == 0 and not state.output.finish_reason:
                 state.end("length")
             if state.output.finish_reason:
                 self._leave(sequence)
             else:
                 self.scheduler.read(sequence)
-        self.metrics.tokens(num_tokens, gaps_s)
         return moved
 
     def _leave(self, sequence: SequenceState) -> None:
@@ -406,7 +399,7 @@ class Engine:
             "compile_time_s": self._compiler.compile_time_s,
             "padding_waste": num_padded / max(1, num_padded + self.runner.num_run_tokens),
             "num_padded_tokens": num_padded,
-            "num_computed_tokens": self._num_computed_tokens,
+            "num_computed_tokens": self.metrics.num_computed_tokens,
             "num_looked_up_tokens": pages.num_looked_up_tokens,
             "num_cached_tokens": pages.num_cached_tokens,
             "prefix_cache_hit_rate": pages.num_cached_tokens / max(1, pages.num_looked_up_tokens),

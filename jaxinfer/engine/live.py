@@ -48,15 +48,16 @@ class LiveRequest:
             self.output.metrics["queue_s"] = queue_s
             self.metrics.admitted(queue_s)
 
-    def moved(self, index: int, now_s: float | int) -> tuple[int, float | None]:
-        """The host has read what a step brought for a choice: its new tokens, and the seconds since it last got one."""
+    def moved(self, index: int, now_s: float | int) -> None:
+        """The host has read what a step brought for a choice."""
         output, sequence, times = self.output, self.states[index].sequence, self.times[index]
         num_new = len(sequence.output_ids) - times.num_tokens
         if "ttft_s" not in output.metrics and (num_new or self.params.max_tokens == 0):
             ttft_s = now_s - self.arrival_s
             output.metrics["ttft_s"] = ttft_s
             self.metrics.first(ttft_s, len(output.prompt_token_ids), self.states[0].sequence.num_cached_tokens)
-        return num_new, times.take(len(sequence.output_ids), now_s) if num_new else None
+        if num_new:
+            self.metrics.tokens(num_new, times.take(len(sequence.output_ids), now_s))
 
     def left(self) -> None:
         """The request is over; choices that had not ended were aborted."""

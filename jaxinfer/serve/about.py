@@ -96,8 +96,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Whether requests are taken: 503 while the server drains, or where the engine is dead."""
     server: Server = request.app.state.server
-    state = "draining" if server.admission.draining else "dead" if server.llm.failure is not None else "ready"
-    return answer({"status": state}, 200 if state == "ready" else 503)
+    return answer({"status": server.state}, 200 if server.state == "ready" else 503)
 
 
 @router.get("/version")

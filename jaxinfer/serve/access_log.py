@@ -14,6 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jaxinfer.serve.anthropic.errors import is_messages_path
 from jaxinfer.serve.request_log import RequestRecord, as_json, as_text, request_id_of
 
 logger = logging.getLogger("jaxinfer.access")
@@ -89,8 +90,11 @@ class AccessLogMiddleware:
             nonlocal complete
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                header = (b"x-request-id", record.request_id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                # The Messages API's clients read it by a name of its own.
+                names = (b"x-request-id", b"request-id") if is_messages_path(record.path) else (b"x-request-id",)
+                others = [each for each in message.get("headers", ()) if each[0].lower() not in names]
+                headers = [(name, record.request_id.encode()) for name in names]
+                message = {**message, "headers": [*others, *headers]}
             elif message["type"] == "http.response.body":
                 complete = not message.get("more_body", False)
             await send(message)

@@ -30,9 +30,10 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     sampling = params.of_chat(server, body)
     ids = await prompts.of_chat(server, body, use)
     call = Call.of(request, body, "chatcmpl")
-    with forms.named(body), params.naming_tools(use):
-        prompt = Prompt(ids, params.with_calls(server, sampling, use, ids))
-        generation = await server.open(call, [prompt], "delta" if body.stream else "final")
+    constrained = params.with_calls(server, body, sampling, use, ids)
+    is_made = constrained.structured_outputs is not sampling.structured_outputs
+    with forms.named(body), params.naming_tools(use, is_made):
+        generation = await server.open(call, [Prompt(ids, constrained)], "delta" if body.stream else "final")
     writer = _Writer(server, call, body, partial(server.dialect.reader, use, ids))
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--reasoning-parser", choices=("none", *REASONING_PARSERS), help="how it marks reasoning; by its template"
     )
+    model.add_argument("--pooling", choices=("mean", "last"), default="mean", help="of a text's states, for embeddings")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-model-len", type=_length, metavar="TOKENS", help="prompt and output together, or auto")
     engine.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="sequences that run at once")
@@ -109,9 +112,16 @@ def make_parser() -> argparse.ArgumentParser:
     limits.add_argument("--max-queue-len", type=int, default=256, metavar="N", help="sequences that may wait")
     limits.add_argument("--max-requests-per-tenant", type=int, metavar="N", help="at once")
     limits.add_argument("--max-body-size", type=size_bytes, default=8 << 20, metavar="SIZE", help="of a request: 8M")
+    limits.add_argument("--max-stored-responses", type=int, default=1000, metavar="N", help="of /v1/responses; or 0")
+    limits.add_argument("--max-responses-size", type=size_bytes, default=64 << 20, metavar="SIZE", help="of those: 64M")
     limits.add_argument("--request-timeout", type=float, metavar="S", help="after which a request ends as it stands")
     limits.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="a stream may be left unread")
     limits.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="to finish after SIGTERM")
+    batches = parser.add_argument_group("batches")
+    batches.add_argument("--batch-dir", metavar="FOLDER", help="for files and batches; the user's by default, or none")
+    batches.add_argument("--max-batch-seqs", type=int, metavar="N", help="requests of batches at once")
+    batches.add_argument("--max-file-size", type=size_bytes, default=200 << 20, metavar="SIZE", help="of a file: 200M")
+    batches.add_argument("--max-stored-size", type=size_bytes, default=10 << 30, metavar="SIZE", help="of all: 10G")
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info")
     logs.add_argument("--log-format", choices=("text", "json"), default="text", help="of the line that a request gets")
@@ -178,7 +188,8 @@ def _one(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, p
 _NOT_OF_ENGINE = frozenset(
     ("config", "model", "served_model_name", "chat_template", "host", "port", "api_key", "api_key_file")
     + ("allowed_origins", "ssl_keyfile", "ssl_certfile", "max_queue_len", "max_requests_per_tenant", "max_body_size")
-    + ("request_timeout", "stream_timeout", "drain_timeout", "log_level")
+    + ("request_timeout", "stream_timeout", "drain_timeout", "log_level", "pooling")
+    + ("batch_dir", "max_batch_seqs", "max_file_size", "max_stored_size", "max_stored_responses", "max_responses_size")
     + ("log_format", "log_prompts", "otlp_traces_endpoint", "tool_call_parser", "reasoning_parser")
 )
 
@@ -194,6 +205,14 @@ def _settings(flags: argparse.Namespace) -> Settings:
             request_timeout_s=flags.request_timeout,
             stream_timeout_s=flags.stream_timeout,
             drain_timeout_s=flags.drain_timeout,
+            pooling=flags.pooling,
+            batch_dir=_batch_dir(flags.batch_dir),
+            needs_batch_dir=flags.batch_dir is not None,
+            max_batch_seqs=flags.max_batch_seqs,
+            max_file_bytes=flags.max_file_size,
+            max_stored_responses=flags.max_stored_responses,
+            max_responses_bytes=flags.max_responses_size,
+            max_stored_bytes=flags.max_stored_size,
             api_keys=_api_keys(flags),
             allowed_origins=tuple(flags.allowed_origins),
             chat_template=_template(flags.chat_template),
@@ -209,6 +228,26 @@ def _settings(flags: argparse.Namespace) -> Settings:
         raise UsageError(str(error)) from None
     engine = {name: value for name, value in vars(flags).items() if name not in _NOT_OF_ENGINE}
     return Settings(flags.model, tuple(flags.served_model_name or ()), engine, server, flags.log_level)
+
+
+def _batch_dir(given: str | None) -> Path | None:
+    """The folder for files and batches: what is given, or `jaxinfer/serve` in the user's folder for data."""
+    if given == "none":
+        return None
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA")
+    elif sys.platform == "darwin":
+        base = "~/Library/Application Support"
+    else:  # the XDG base directory specification, which has relative paths ignored
+        base = os.environ.get("XDG_DATA_HOME", "")
+        base = base if os.path.isabs(base) else None
+    folder = Path(given) if given is not None else Path(base or "~/.local/share") / "jaxinfer" / "serve"
+    try:
+        return folder.expanduser()
+    except RuntimeError:  # there is no home folder
+        if given is not None:
+            raise UsageError(f"--batch-dir {given}: there is no such home folder") from None
+        return None
 
 
 def _api_keys(flags: argparse.Namespace) -> dict[str, str] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxinfer.serve.messages import template_messages
 from jaxinfer.serve.reasoning import (
+    REASONING_MARKS,
     REASONING_PARSERS,
     ReasoningSplitter,
     begins_in_reasoning,
@@ -46,6 +47,7 @@ class Dialect:
 
         source = tokenizer.chat_template if chat_template is None else chat_template
         self._tokenizer = tokenizer
+        self._special_texts = frozenset(tokenizer.token_text(token) for token in tokenizer.special_ids)
         self._traits = probe_template(render)
         # A template that knows of no tools has the calls written as `prompt_with_tools` asks, which any format may be.
         chosen = choose_tool_call_parser(source if self._traits.knows_tools else None)
@@ -67,23 +69,32 @@ class Dialect:
         """Reads one answer to a prompt."""
         reasoning = tools = None
         if self.reasoning_parser != "none":
-            reasoning = ReasoningSplitter(begins_in_reasoning(self.reasoning_parser, self._tail(prompt_ids)))
+            reasoning = ReasoningSplitter(self.reasoning(prompt_ids) == "opened")
         if use.names:
             tools = make_tool_call_parser(self.tool_call_parser, use.names)
         return ReplyReader(reasoning, tools)
+
+    def has_special_marks(self, use: ToolUse) -> bool:
+        """Whether what is looked for in an answer is made of special tokens, which texts leave out by default."""
+        marks = () if self.reasoning_parser == "none" else REASONING_MARKS
+        if use.names:
+            marks += TOOL_CALL_PARSERS[self.tool_call_parser].marks
+        return not self._special_texts.isdisjoint(marks)
 
     def grammar(
         self, use: ToolUse, prompt_ids: list[int], content_schema: Mapping[str, Any] | None = None
     ) -> str | None:
         """What constrains an answer to a prompt, as `answer_grammar` has it."""
-        reasoning: Reasoning = "none"
-        if self.reasoning_parser != "none":
-            tail = self._tail(prompt_ids)
-            if begins_in_reasoning(self.reasoning_parser, tail):
-                reasoning = "opened"
-            elif not ends_reasoning(tail):
-                reasoning = "possible"
-        return answer_grammar(use, self.tool_call_parser, reasoning, content_schema)
+        return answer_grammar(use, self.tool_call_parser, self.reasoning(prompt_ids), content_schema)
+
+    def reasoning(self, prompt_ids: list[int]) -> Reasoning:
+        """Whether the answer to a prompt begins with reasoning, or may."""
+        if self.reasoning_parser == "none":
+            return "none"
+        tail = self._tail(prompt_ids)
+        if begins_in_reasoning(self.reasoning_parser, tail):
+            return "opened"
+        return "none" if ends_reasoning(tail) else "possible"
 
     def _tail(self, prompt_ids: list[int]) -> str:
         return self._tokenizer.decode(prompt_ids[-_TAIL_TOKENS:])

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxinfer.engine.errors import EngineError
 from jaxinfer.serve.bodies import BODIES
@@ -80,11 +81,11 @@ def install(app: FastAPI) -> None:
 
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error_response(error, request.url.path)
+        return error_response(error, request.scope)
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(validation_error(error, _notes_of(request)), request.url.path)
+        return error_response(validation_error(error, _notes_of(request)), request.scope)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -94,14 +95,19 @@ def install(app: FastAPI) -> None:
         }
         message = messages.get(error.status_code, str(error.detail))
         answer = ApiError(error.status_code, message, headers=error.headers)
-        return error_response(answer, request.url.path)
+        return error_response(answer, request.scope)
 
     async def on_value_error(request: Request, error: Exception) -> Response:
-        return error_response(api_error(error, list(_notes_of(request))), request.url.path)
+        return error_response(api_error(error, list(_notes_of(request))), request.scope)
 
     async def on_exception(request: Request, error: Exception) -> Response:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(api_error(error), request.url.path)
+        record = request.scope.get("state", {}).get("record")
+        request_id = "-" if record is None else record.request_id
+        logger.error("%s %s failed, request %s", request.method, request.url.path, request_id, exc_info=error)
+        answer = error_response(api_error(error), request.scope)
+        # What no other handler takes is answered outside of the middleware that gives answers their ids.
+        answer.headers["x-request-id"] = request_id
+        return answer
 
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
@@ -109,3 +115,27 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ValueError, on_value_error)
     app.add_exception_handler(EngineError, on_exception)
     app.add_exception_handler(Exception, on_exception)
+
+
+class Answered:
+    """Ends exceptions that have been answered, which Starlette raises again: the connection may go on then.
+
+    Those that come in the middle of an answer go on to the HTTP server, which closes the connection.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = False
+
+        async def watched(message: Message) -> None:
+            nonlocal complete
+            await send(message)
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            if not complete:
+                raise

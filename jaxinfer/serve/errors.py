@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
+from jaxinfer.serve.anthropic.errors import error_body, is_messages_path
 from jaxinfer.serve.tools.definitions import FieldError
 
 _TYPES = {
@@ -74,7 +76,10 @@ def api_error(error: BaseException, fields: Sequence[str] = ()) -> ApiError:
     return ApiError(500, "internal error; the server's log has the details", code="internal_error")
 
 
-def error_response(error: ApiError, path: str = "") -> Response:
-    """The error as the clients of this path's API read it."""
-    del path
-    return JSONResponse(error.body, error.status, error.headers)
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The error as the clients of the path's API read it."""
+    if not is_messages_path(scope["path"]):
+        return JSONResponse(error.body, error.status, error.headers)
+    record = scope.get("state", {}).get("record")
+    request_id = record.request_id if record is not None else None
+    return JSONResponse(error_body(error.status, error.message, request_id), error.status, error.headers)

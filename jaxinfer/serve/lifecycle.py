@@ -17,6 +17,7 @@ import uvicorn
 from jaxinfer.async_llm import AsyncLLM
 from jaxinfer.serve.access_log import log_to_stderr
 from jaxinfer.serve.app import create_app
+from jaxinfer.serve.batch_service import BatchService
 from jaxinfer.serve.cli import Settings
 from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.server import Server
@@ -101,8 +102,9 @@ def serve(server: Server, bound: socket.socket) -> int:
 def make_uvicorn(server: Server, bound: socket.socket) -> DrainingServer:
     """The HTTP server for a bound socket; its `serve` or `run` serves."""
     config = server.config
+    app = create_app(server)
     uvicorn_config = uvicorn.Config(
-        create_app(server),
+        app,
         loop="uvloop" if find_spec("uvloop") else "asyncio",
         http="httptools" if find_spec("httptools") else "h11",
         ws="none",
@@ -114,17 +116,18 @@ def make_uvicorn(server: Server, bound: socket.socket) -> DrainingServer:
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
     )
-    return DrainingServer(uvicorn_config, server, url_of(config, bound))
+    return DrainingServer(uvicorn_config, server, url_of(config, bound), app.state.batches)
 
 
 class DrainingServer(uvicorn.Server):
     """Uvicorn whose first signal ends admission, and whose end comes when what runs has finished."""
 
-    def __init__(self, config: uvicorn.Config, server: Server, url: str):
+    def __init__(self, config: uvicorn.Config, server: Server, url: str, batches: BatchService | None = None):
         super().__init__(config)
         self.exit_code = 0
         self._server = server
         self._url = url
+        self._batches = batches
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -132,7 +135,14 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
+            if self._batches is not None:
+                self._batches.start()
             print(f"jaxinfer: ready at {self._url}", file=sys.stderr, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._batches is not None:
+            await self._batches.stop()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import Mapping
 
 from starlette.datastructures import Headers
@@ -14,7 +15,9 @@ from jaxinfer.serve.errors import ApiError, error_response
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 BODY_TIMEOUT_S = 60.0
-"""How long a client may take to send a body."""
+"""How long a client may take to send a body, or, of a file, each part of it."""
+UPLOAD_TIMEOUT_S = 3600.0
+"""How long it may take to send a file."""
 
 
 class Authentication:
@@ -39,7 +42,7 @@ class Authentication:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-                await error_response(error, scope["path"])(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             scope.setdefault("state", {})["key_owner"] = owner
         await self._app(scope, receive, send)
@@ -62,23 +65,26 @@ def _digest(key: str) -> bytes:
 class BodyLimit:
     """Refuses bodies beyond a size: by their declared length, or once so much has come; and ones that never end.
 
-    The whole body is read here, so that what is too large can still be answered.
+    The whole body is read here, so that what is too large can still be answered; of the paths in `streamed`, which have
+    limits of their own, it is handed on as it comes, and what is wrong with it is raised where it is read.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, others: Mapping[str, int] | None = None):
+    def __init__(self, app: ASGIApp, max_bytes: int, streamed: Mapping[str, int] | None = None):
         self._app = app
         self._max_bytes = max_bytes
-        self._others = others or {}
+        self._streamed = streamed or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS", "DELETE"):
             await self._app(scope, receive, send)
             return
-        most = self._others.get(scope["path"], self._max_bytes)
+        if scope["path"] in self._streamed:
+            await self._app(scope, _limited(scope, receive, self._streamed[scope["path"]]), send)
+            return
         try:
-            body = await self._read(scope, receive, most)
+            body = await self._read(scope, receive, self._max_bytes)
         except ApiError as error:
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         if body is None:  # the client has gone
             return
@@ -90,9 +96,7 @@ class BodyLimit:
         await self._app(scope, replay, send)
 
     async def _read(self, scope: Scope, receive: Receive, most: int) -> bytes | None:
-        declared = Headers(scope=scope).get("content-length", "0")
-        if declared.isdecimal() and int(declared) > most:
-            raise _too_large(most)
+        _check_declared(scope, most)
         parts, size, more = [], 0, True
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -108,6 +112,36 @@ class BodyLimit:
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
         return b"".join(parts)
+
+
+def _limited(scope: Scope, receive: Receive, most: int) -> Receive:
+    """A body as it comes. Raises the 413 once it is too large, the 408 where nothing comes for too long."""
+    size, end_s = 0, time.monotonic() + UPLOAD_TIMEOUT_S
+    complete = False
+
+    async def read() -> Message:
+        nonlocal size, complete
+        if complete:  # only the client's leaving is still to come, whenever that is
+            return await receive()
+        _check_declared(scope, most)
+        try:
+            async with asyncio.timeout(min(BODY_TIMEOUT_S, end_s - time.monotonic())):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(408, "the body did not arrive in time", headers={"Connection": "close"}) from None
+        size += len(message.get("body", b""))
+        complete = not message.get("more_body", False)
+        if size > most:
+            raise _too_large(most)
+        return message
+
+    return read
+
+
+def _check_declared(scope: Scope, most: int) -> None:
+    declared = Headers(scope=scope).get("content-length", "0")
+    if declared.isdecimal() and int(declared) > most:
+        raise _too_large(most)
 
 
 def _too_large(most: int) -> ApiError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -14,6 +13,7 @@ from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.schemas import ChatRequest, CompletionRequest, GenerationBody
 from jaxinfer.serve.server import Server
 from jaxinfer.serve.tools.definitions import ToolUse
+from jaxinfer.structured.grammar import spaced_schema
 from jaxinfer.structured.params import StructuredOutputsParams
 
 _NAMES = frozenset(field.name for field in fields(SamplingParams)) - {"logprobs", "structured_outputs"}
@@ -67,33 +67,40 @@ def of_chat(server: Server, body: ChatRequest) -> SamplingParams:
     return SamplingParams(**{**_given(server, body), "max_tokens": most, "logprobs": logprobs})
 
 
-def with_calls(server: Server, params: SamplingParams, use: ToolUse, prompt_ids: list[int]) -> SamplingParams:
-    """The parameters under the grammar that tools, reasoning and the form of the content need together.
+def with_calls(
+    server: Server, body: ChatRequest, params: SamplingParams, use: ToolUse, prompt_ids: list[int]
+) -> SamplingParams:
+    """The parameters under one grammar for what may come of reasoning, calls and content of a form; else as they are.
+
+    Special tokens are kept in the text where the parsers look for them, unless the body leaves them out.
 
     Raises:
-        ApiError: the content's form cannot go into one grammar with calls.
+        ApiError: the form cannot stand in one grammar with calls or after reasoning.
         FieldError: a function's schema cannot be enforced.
     """
     form = params.structured_outputs
-    schema: dict[str, Any] | None = None
-    if form is not None and form.kind in ("json", "json_object"):
-        schema = {"type": "object"} if form.json is None else json.loads(str(form.json))
-    grammar = server.dialect.grammar(use, prompt_ids, schema)
-    if grammar is None:
-        return params
-    if form is not None and (schema is None or form.disable_any_whitespace or form.whitespace_pattern):
-        raise ApiError(400, f"tools: {form.kind} of structured outputs and calls exclude each other", param="tools")
-    return replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+    if body.skip_special_tokens is None and server.dialect.has_special_marks(use):
+        params = replace(params, skip_special_tokens=False)
+    with forms.named(body):
+        schema = None if form is None else spaced_schema(form)
+        if form is not None and schema is None and server.dialect.reasoning(prompt_ids) == "opened":
+            raise ValueError(f"structured_outputs.{form.kind}: the model reasons first; only JSON can come after that")
+    if form is not None and schema is None and use.names:
+        raise ApiError(400, f"tools: calls and a {form.kind} for the content exclude each other", param="tools")
+    with naming_tools(use, True):
+        grammar = server.dialect.grammar(use, prompt_ids, schema)
+        made = None if grammar is None else StructuredOutputsParams(grammar=grammar)
+    return params if made is None else replace(params, structured_outputs=made)
 
 
 @contextmanager
-def naming_tools(use: ToolUse) -> Iterator[None]:
-    """Has what is wrong with a grammar made of tools told of the tools: the grammar is not the client's."""
+def naming_tools(use: ToolUse, is_made: bool) -> Iterator[None]:
+    """Has what is wrong with a grammar that was made of tools told of the tools: the client has not written it."""
     try:
         yield
     except ValueError as error:
         _, found, why = str(error).partition("structured_outputs.grammar")
-        if not found or not use.names:
+        if not found or not is_made or not use.names:
             raise
         why = f"tools: the functions' schemas together cannot be enforced: {why.lstrip(': ')}"
         raise ApiError(400, why, param="tools") from None

@@ -18,19 +18,28 @@ async def of_completion(server: Server, body: CompletionRequest) -> list[tuple[s
     Raises:
         ApiError: an empty or too long prompt.
     """
-    given: Any = body.prompt
+    return await each(server, body.prompt, "prompt", body.add_special_tokens, body.truncate_prompt_tokens)
+
+
+async def each(
+    server: Server, given: Any, field: str, special: bool | None = None, truncate: int | None = None
+) -> list[tuple[str | None, list[int]]]:
+    """The texts, where they are texts, and ids of what a field holds: one text or its ids, or a list of them.
+
+    Raises:
+        ApiError: one that is empty or too long, by its place.
+    """
     many: list[Any] = [given] if isinstance(given, str) or _is_ids(given) else given
     if not many:
-        raise ApiError(400, "prompt is an empty list; give a text, token ids, or a list of them", param="prompt")
-    special = body.add_special_tokens is not False
+        raise ApiError(400, f"{field} is an empty list; give a text, token ids, or a list of them", param=field)
     prompts = []
-    for index, each in enumerate(many):
-        name = "prompt" if many is not given else f"prompt[{index}]"
-        if isinstance(each, str):
-            text, ids = each, await encode(server, each, name, special)
+    for index, one in enumerate(many):
+        name = field if many is not given else f"{field}[{index}]"
+        if isinstance(one, str):
+            text, ids = one, await encode(server, one, name, special is not False)
         else:
-            text, ids = None, plain_ids(name, each, server.llm.vocab_size)
-        prompts.append((text, checked(server, ids, name, body.truncate_prompt_tokens)))
+            text, ids = None, plain_ids(name, one, server.llm.vocab_size)
+        prompts.append((text, checked(server, ids, name, truncate)))
     return prompts
 
 

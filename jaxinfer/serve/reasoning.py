@@ -6,6 +6,7 @@ from jaxinfer.serve.tools.parser import Delta, num_held
 
 OPEN = "<think>"
 CLOSE = "</think>"
+REASONING_MARKS = (OPEN, CLOSE)
 # "think": an answer that begins with the tag, or whose prompt ended with it, has reasoning (Qwen3, Hermes 4, SmolLM3).
 # "deepseek_r1": an answer begins with reasoning, whether a tag says so or not, unless the prompt closed it.
 REASONING_PARSERS = {"think": False, "qwen3": False, "deepseek_r1": True}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +20,15 @@ from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.dialect import Dialect
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.request_log import RequestRecord
+from jaxinfer.serve.responses.store import ResponseStore
 from jaxinfer.serve.schemas import GenerationBody
 from jaxinfer.serve.tracing import Tracer
 from jaxinfer.tokenizer import Tokenizer
+
+MAX_PRIORITY = 1_000_000
+"""Requests may ask for a priority from minus this up to this."""
+OFFLINE_PRIORITY = 1 << 30
+"""What is added to the priority of a request of a batch, so that it comes after every other one."""
 
 
 class Server:
@@ -35,6 +41,7 @@ class Server:
         self.created_s = int(time.time())
         self.max_model_len = llm.max_model_len
         self.admission = Admission(llm.max_num_seqs + config.max_queue_len, config.max_requests_per_tenant)
+        self.responses = ResponseStore(config.max_stored_responses, config.max_responses_bytes)
         self.tracer: Tracer | None = None
         self.dialect = Dialect(llm.tokenizer, config.chat_template, config.tool_call_parser, config.reasoning_parser)
         self._running: set[str] = set()
@@ -42,6 +49,11 @@ class Server:
     @property
     def model_name(self) -> str:
         return self.model_names[0]
+
+    @property
+    def state(self) -> str:
+        """ "ready" while requests are taken, "draining" before the end, "dead" where the engine cannot go on."""
+        return "draining" if self.admission.draining else "dead" if self.llm.failure is not None else "ready"
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -58,6 +70,25 @@ class Server:
     async def abort_all(self) -> None:
         """End what runs: its clients get what there is, with finish_reason "abort"."""
         await asyncio.gather(*(self.llm.abort(request_id) for request_id in self._running))
+
+    @contextmanager
+    def hold(self, call: Call, request_ids: Sequence[str], num_sequences: int) -> Iterator[None]:
+        """The places of a call while the body runs, and its requests in the engine among those that `abort_all` ends.
+
+        An offline call takes none of the places: who makes it bounds it, and ends it.
+
+        Raises:
+            ApiError: there is no room.
+        """
+        if call.offline:
+            yield
+            return
+        with self.admission.enter(call.tenant, num_sequences):
+            self._running.update(request_ids)
+            try:
+                yield
+            finally:
+                self._running.difference_update(request_ids)
 
     async def open(self, call: Call, prompts: Sequence[Prompt], output_kind: OutputKind) -> Generation:
         """Bring prompts to the engine as one request. Close what comes back.
@@ -95,26 +126,71 @@ class Call:
     cache_salt: str = ""
     timeout_s: float | int | None = None
     record: RequestRecord | None = field(default=None, compare=False)
+    offline: bool = False
 
     @classmethod
     def of(cls, request: Request, body: GenerationBody, prefix: str) -> Call:
-        """The call that a body makes. The tenant is the API key's owner, or whom the body names where keys do not."""
+        """The call that a body makes; see `make`."""
+        named = body.user or body.safety_identifier
+        return cls.make(request, prefix, named, body.priority, body.cache_salt, body.timeout_s, bool(body.stream))
+
+    @classmethod
+    def make(
+        cls,
+        request: Request,
+        prefix: str,
+        named: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        timeout_s: float | int | None = None,
+        stream: bool = False,
+    ) -> Call:
+        """A call with what its body asks for. The tenant is the API key's owner, or `named` where keys do not say.
+
+        A request of a batch comes after all others, and has no time limit but its own.
+
+        Raises:
+            ApiError: a priority out of its range.
+        """
+        priority = priority or 0
+        if abs(priority) > MAX_PRIORITY:
+            message = f"priority={priority} must be from -{MAX_PRIORITY} up to {MAX_PRIORITY}"
+            raise ApiError(400, message, param="priority")
         server: Server = request.app.state.server
-        limit_s = server.config.request_timeout_s
-        given_s = body.timeout_s if body.timeout_s is not None else limit_s
-        tenant = tenant_of(request, body.user or body.safety_identifier)
+        offline = bool(getattr(request.state, "offline", False))
+        limit_s = None if offline else server.config.request_timeout_s
+        given_s = timeout_s if timeout_s is not None else limit_s
+        tenant = tenant_of(request, named)
         record: RequestRecord | None = request.scope["state"].get("record")
         if record is not None:
-            record.model, record.tenant, record.stream = server.model_name, tenant, bool(body.stream)
+            record.model, record.tenant, record.stream = server.model_name, tenant, stream
         return cls(
             f"{prefix}-{uuid.uuid4().hex}",
             int(time.time()),
-            tenant,
-            body.priority or 0,
-            body.cache_salt or "",
+            f"batch/{tenant}" if offline else tenant,
+            priority + OFFLINE_PRIORITY if offline else priority,
+            cache_salt or "",
             given_s if limit_s is None or given_s is None else min(given_s, limit_s),
             record,
+            offline,
         )
+
+    def describe(self, server: Server, prompts: Sequence[Prompt]) -> None:
+        """Tell the access log of the call's prompts."""
+        if (record := self.record) is None:
+            return
+        for prompt in prompts:
+            record.begin(prompt.params, len(prompt.token_ids))
+        if server.config.log_prompts:
+            record.prompt = [
+                server.tokenizer.decode(each.token_ids) if each.text is None else each.text for each in prompts
+            ]
+
+    def noted(self, output: RequestOutput) -> RequestOutput:
+        """An output that the access log has been told of. Raises `ApiError` for a choice that failed."""
+        if self.record is not None:
+            self.record.note(output)
+        return checked(output)
 
 
 def tenant_of(request: Request, named: str | None) -> str:
@@ -137,12 +213,10 @@ class Generation:
     async def start(self, server: Server, prompts: Sequence[Prompt], output_kind: OutputKind) -> None:
         """See `Server.open`."""
         call = self.call
-        self._describe(server, prompts)
+        call.describe(server, prompts)
         num_sequences = sum(prompt.params.num_choices for prompt in prompts)
-        self._held.enter_context(server.admission.enter(call.tenant, num_sequences))
         ids = [f"{call.id}-{index}" for index in range(len(prompts))]
-        server._running.update(ids)
-        self._held.callback(server._running.difference_update, ids)
+        self._held.enter_context(server.hold(call, ids, num_sequences))
         submitted = await asyncio.gather(
             *(
                 server.llm.submit(
@@ -165,22 +239,9 @@ class Generation:
             if isinstance(each, BaseException):
                 raise each
 
-    def _describe(self, server: Server, prompts: Sequence[Prompt]) -> None:
-        """Tell the access log of them."""
-        if (record := self.call.record) is None:
-            return
-        for prompt in prompts:
-            record.begin(prompt.params, len(prompt.token_ids))
-        if server.config.log_prompts:
-            record.prompt = [
-                server.tokenizer.decode(each.token_ids) if each.text is None else each.text for each in prompts
-            ]
-
-    def _noted(self, index: int, output: RequestOutput) -> RequestOutput:
+    def _news(self, index: int, output: RequestOutput) -> RequestOutput:
         """An output of a prompt without the choices whose end has been told: it is told once."""
-        if self.call.record is not None:
-            self.call.record.note(output)
-        checked(output)
+        output = self.call.noted(output)
         output.outputs = [choice for choice in output.outputs if (index, choice.index) not in self._ended]
         self._ended.update((index, choice.index) for choice in output.outputs if choice.finish_reason is not None)
         return output
@@ -189,7 +250,7 @@ class Generation:
         """What the prompts' streams give, as it comes. Raises `ApiError` where one fails."""
         if len(self._streams) == 1:
             async for output in self._streams[0]:
-                yield 0, self._noted(0, output)
+                yield 0, self._news(0, output)
             return
         queue: asyncio.Queue[Any] = asyncio.Queue(1)  # what waits meanwhile stays in the engine's mailboxes
 
@@ -212,7 +273,7 @@ class Generation:
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    yield index, self._noted(index, item)
+                    yield index, self._news(index, item)
         finally:
             for task in pumps:
                 task.cancel()

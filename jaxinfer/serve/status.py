@@ -20,6 +20,7 @@ async def status(request: Request) -> dict[str, Any]:
     server = request.app.state.server
     return {
         "model": server.model_name,
+        "state": server.state,
         "version": jaxinfer.__version__,
         "uptime_s": time.monotonic() - _STARTED_S,
         "settings": settings_of(server.llm.config),

@@ -120,7 +120,7 @@ class GrammarCompiler:
         if self._trie is None:
             self._trie = llguidance_tokenizer(self._tokenizer, self._vocab_size)
         kind = params.kind
-        schema = _schema_of(params)
+        schema = spaced_schema(params)
         matcher, error = self._start(_lark_of(params) if schema is None else _json_rule(schema))
         if error:
             if schema is not None and kind == "json":
@@ -168,8 +168,12 @@ def _short(error: str) -> str:
     return error.strip()[:500]
 
 
-def _schema_of(params: StructuredOutputsParams) -> dict[str, Any] | None:
-    """The schema with how its parts are spaced, None where another form is asked for."""
+def spaced_schema(params: StructuredOutputsParams) -> dict[str, Any] | None:
+    """The schema with how its parts are spaced, None where another form is asked for.
+
+    Raises:
+        ValueError: a keyword that cannot be honoured, or a schema that nothing matches.
+    """
     if params.json is None and not params.json_object:
         return None
     schema: Any = {"type": "object"} if params.json is None else json.loads(str(params.json))

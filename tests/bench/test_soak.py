@@ -24,7 +24,7 @@ pytest.importorskip("aiohttp")
 
 TINY = str(Path(__file__).parents[2] / "checkpoints" / "tiny-llama")
 FAKE = Path(__file__).with_name("fake_soak_server.py")
-PATHS = {COMPLETIONS, CHAT, "/tokenize", "/v1/embeddings", "/v1/responses", "/v1/messages"}
+PATHS = {COMPLETIONS, CHAT, "/tokenize", "/v1/embeddings", "/v1/score", "/v1/responses", "/v1/messages"}
 WORLD = World("tiny", frozenset(PATHS), max_model_len=512, vocab_size=288, capacity=32, seed=3)
 # The model's own template says nothing of tools, and what is said in its place is longer than its context.
 TEMPLATE = (
@@ -251,6 +251,17 @@ def test_embeddings_have_norm_one():
     found["data"][0]["embedding"] = [0.6, 0.7]
     with pytest.raises(WrongAnswer, match="norm"):
         wrong(case, found)
+
+
+def test_scores_are_within_their_range():
+    case = Case(0, "score", "/v1/score", {}, Expect(num_choices=1))
+    usage = {"prompt_tokens": 2, "total_tokens": 2}
+    similar, likely = {"index": 0, "score": 0.5}, {"index": 0, "score": -3.0, "token_logprobs": [-1.0, -2.0]}
+    for good in (similar, likely):
+        assert wrong(case, {"data": [good], "usage": usage}) == []
+    for bad in ({"score": 1.5}, {**likely, "score": -2.0}, {"score": 1.0, "token_logprobs": [1.0]}):
+        with pytest.raises(WrongAnswer, match="score"):
+            wrong(case, {"data": [{**similar, **bad}], "usage": usage})
 
 
 def samples(rss_mib, num_threads=None):

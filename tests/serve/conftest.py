@@ -31,6 +31,7 @@ class Running:
         self.url = url
         self.loop = loop
         self.http = httpx.Client(base_url=url, timeout=60)
+        self._clients: dict[tuple[Any, ...], Any] = {}
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
@@ -38,10 +39,27 @@ class Running:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(path, **options)
 
-    def openai(self, **options: Any) -> Any:
-        import openai
+    def openai(self, api_key: str = "none") -> Any:
+        from openai import OpenAI
 
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+        return self._client(OpenAI, f"{self.url}/v1", api_key)
+
+    def anthropic(self, api_key: str = "none") -> Any:
+        from anthropic import Anthropic
+
+        return self._client(Anthropic, self.url, api_key)
+
+    def _client(self, kind: Any, url: str, api_key: str) -> Any:
+        """One of a kind and key: making one takes long, and one that is not closed warns."""
+        client = self._clients.get((kind, api_key))
+        if client is None:
+            client = kind(base_url=url, api_key=api_key, max_retries=0, timeout=60)
+            self._clients[kind, api_key] = client
+        return client
+
+    def close(self) -> None:
+        for client in (self.http, *self._clients.values()):
+            client.close()
 
 
 @contextmanager
@@ -76,7 +94,7 @@ def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
         try:
             yield found
         finally:
-            found.http.close()
+            found.close()
             uvicorn_server.should_exit = True
             thread.join(20)
             assert not thread.is_alive(), "the server did not end"
@@ -108,9 +126,11 @@ def runner() -> Any:
 
 
 @pytest.fixture(scope="session")
-def served(engine: Any) -> Iterator[Running]:
-    """A server with the default settings, and a template that reads a variable `tone` beside the model's own."""
-    with running(engine, chat_template=engine.tokenizer.chat_template + "{{ tone }}") as found:
+def served(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with the default settings, a folder for files and batches, and a template that reads a variable `tone`
+    beside the model's own."""
+    template, folder = engine.tokenizer.chat_template + "{{ tone }}", tmp_path_factory.mktemp("served")
+    with running(engine, chat_template=template, batch_dir=folder) as found:
         yield found
 
 

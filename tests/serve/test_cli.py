@@ -19,7 +19,7 @@ from jaxinfer.serve.cli import UsageError, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "checkpoints" / "tiny-llama")
-SMALL = ["--max-model-len", "64", "--max-num-seqs", "2", "--max-num-batched-tokens", "16"]
+SMALL = ["--max-model-len", "64", "--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--batch-dir", "none"]
 
 
 def test_flags_are_the_arguments_of_the_engine():
@@ -174,7 +174,8 @@ def test_a_second_signal_ends_it_at_once():
         with httpx.Client(base_url=url, timeout=60) as client:
             body = {"prompt": ["a"] * 8, "max_tokens": 60, "stream": True, "ignore_eos": True, "n": 30}
             with client.stream("POST", "/v1/completions", json=body) as answer:
-                next(answer.iter_lines())
+                lines = answer.iter_lines()  # dropped, it would close the connection
+                next(lines)
                 process.send_signal(signal.SIGTERM)
                 time.sleep(0.2)
                 process.send_signal(signal.SIGTERM)

@@ -16,70 +16,11 @@ import pytest
 
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import Accepted, Enforced, Refused, table
+from tests.serve import effects, offline_effects
+from tests.serve.endpoint import BASES, CHAT, COMPLETIONS, Check, Endpoint
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-BASES: dict[str, dict[str, Any]] = {
-    COMPLETIONS: {"prompt": "once upon a time", "max_tokens": 10, "seed": 1},
-    CHAT: {"messages": [{"role": "user", "content": "once upon a time"}], "max_tokens": 10, "seed": 1},
-    "/tokenize": {"prompt": "once"},
-    "/detokenize": {"tokens": [70, 71, 72]},
-}
+ONCE: dict[str, Any] = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}  # for what takes messages
 EOS = 2
-Check = Callable[["Endpoint"], None]
-
-
-class Endpoint:
-    """Asks one endpoint, from its base body on."""
-
-    def __init__(self, served: Any, path: str):
-        self.served = served
-        self.path = path
-
-    def post(self, **changes: Any) -> Any:
-        body = {**BASES[self.path], **changes}
-        return self.served.post(self.path, {name: value for name, value in body.items() if value is not ...})
-
-    def answer(self, **changes: Any) -> Any:
-        response = self.post(**changes)
-        assert response.status_code == 200, response.text
-        return response.json()
-
-    def choice(self, **changes: Any) -> Any:
-        return self.answer(**changes)["choices"][0]
-
-    def text(self, **changes: Any) -> str:
-        choice = self.choice(**changes)
-        return choice["text"] if "text" in choice else choice["message"]["content"]
-
-    def ids(self, **changes: Any) -> list[int]:
-        return self.choice(return_token_ids=True, **changes)["token_ids"]
-
-    def error(self, **changes: Any) -> Any:
-        response = self.post(**changes)
-        assert 400 <= response.status_code < 500, response.text
-        return response.json()["error"]
-
-    def events(self, **changes: Any) -> list[Any]:
-        text = self.post(stream=True, **changes).text
-        lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
-        assert lines[-1] == "[DONE]"
-        return [json.loads(line) for line in lines[:-1]]
-
-    def passed(self, **changes: Any) -> dict[str, Any]:
-        """What `AsyncLLM.submit` is given beside the prompt."""
-        llm, seen = self.served.server.llm, {}
-        submit = llm.submit
-
-        def spy(*values: Any, **named: Any) -> Any:
-            seen.update(named)
-            return submit(*values, **named)
-
-        llm.submit = spy
-        try:
-            self.answer(**changes)
-        finally:
-            del llm.submit
-        return seen
 
 
 def _model(ask: Endpoint) -> None:
@@ -352,9 +293,8 @@ def _special_tokens(ask: Endpoint) -> None:
 
 
 def _messages(ask: Endpoint) -> None:
-    first = [{"role": "user", "content": "once"}]
-    count = lambda messages: _num_prompt_tokens(ask, prompt=..., messages=messages)  # noqa: E731
-    assert count(first) < count([*first, {"role": "assistant", "content": "upon"}])
+    more = {**ONCE, "messages": [*ONCE["messages"], {"role": "assistant", "content": "upon"}]}
+    assert _num_prompt_tokens(ask, **ONCE) < _num_prompt_tokens(ask, **more)
 
 
 def _num_prompt_tokens(ask: Endpoint, **changes: Any) -> int:
@@ -366,19 +306,14 @@ def _max_completion_tokens(ask: Endpoint) -> None:
     assert len(ask.ids(max_completion_tokens=4, ignore_eos=True)) == 4
 
 
-def _top_logprobs(ask: Endpoint) -> None:
-    content = ask.choice(logprobs=True, top_logprobs=3)["logprobs"]["content"]
-    assert all(len(each["top_logprobs"]) == 3 for each in content)
-
-
 def _chat_logprobs(ask: Endpoint) -> None:
     assert ask.choice()["logprobs"] is None
-    assert all(each["logprob"] <= 0 for each in ask.choice(logprobs=True)["logprobs"]["content"])
+    content = ask.choice(logprobs=True, top_logprobs=3)["logprobs"]["content"]
+    assert all(each["logprob"] <= 0 and len(each["top_logprobs"]) == 3 for each in content)
 
 
 def _generation_prompt(ask: Endpoint) -> None:
-    messages = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}
-    assert _num_prompt_tokens(ask, **messages, add_generation_prompt=False) < _num_prompt_tokens(ask, **messages)
+    assert _num_prompt_tokens(ask, **ONCE, add_generation_prompt=False) < _num_prompt_tokens(ask, **ONCE)
 
 
 def _continue(ask: Endpoint) -> None:
@@ -388,10 +323,9 @@ def _continue(ask: Endpoint) -> None:
 
 
 def _template_variables(ask: Endpoint) -> None:
-    messages = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}
-    assert "no_such" in ask.error(**messages, chat_template_kwargs={"no_such": 1})["message"]
-    longer = _num_prompt_tokens(ask, **messages, chat_template_kwargs={"tone": "a long text of its own"})
-    assert longer > _num_prompt_tokens(ask, **messages)
+    assert "no_such" in ask.error(**ONCE, chat_template_kwargs={"no_such": 1})["message"]
+    longer = _num_prompt_tokens(ask, **ONCE, chat_template_kwargs={"tone": "a long text of its own"})
+    assert longer > _num_prompt_tokens(ask, **ONCE)
 
 
 def _tokenized_prompt(ask: Endpoint) -> None:
@@ -409,39 +343,17 @@ def _tokens(ask: Endpoint) -> None:
     assert ask.error(tokens=[10**9])["param"] == "tokens"
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": name, "parameters": {"properties": {"a": {"enum": ["x"]}}, "required": ["a"]}},
-    }
-    for name in ("f", "g")
-]
-NAMED = {"type": "function", "function": {"name": "g"}}
-
-
 def _tools(ask: Endpoint) -> None:
-    messages = {"prompt": ..., "messages": [{"role": "user", "content": "once"}], "truncate_prompt_tokens": ...}
+    function = {"name": "f", "parameters": {"properties": {"a": {"enum": ["x"]}}}}
+    told = {"tools": [{"type": "function", "function": function}], **ONCE}
     if ask.path == CHAT:
-        assert "context is 256" in ask.error(**messages, tools=TOOLS)["message"]
+        assert "context is 256" in ask.error(**told)["message"]
+        room = {**told, "truncate_prompt_tokens": 20, "max_tokens": 140, "tool_choice": "required"}
+        calls = lambda **how: len(ask.choice(**{**room, **how})["message"].get("tool_calls", []))  # noqa: E731
+        # A call has fewer than 80 tokens.
+        assert calls(tool_choice="none") < calls(parallel_tool_calls=False) == 1 < calls(min_tokens=80)
     else:
-        assert _num_prompt_tokens(ask, **messages, tools=TOOLS) > _num_prompt_tokens(ask, **messages) + 100
-
-
-def _calls(ask: Endpoint, **changes: Any) -> list[tuple[str, str]]:
-    room = {"tools": TOOLS, "truncate_prompt_tokens": 20, "max_tokens": 200, "seed": 2}
-    found = ask.choice(**room, **changes)["message"].get("tool_calls", [])
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in found]
-
-
-def _tool_choice(ask: Endpoint) -> None:
-    assert _calls(ask, tool_choice=NAMED) == [("g", '{"a": "x"}')]
-    assert _calls(ask, tool_choice="none") == []
-    assert ask.error(tool_choice="required")["param"] == "tool_choice"
-
-
-def _parallel(ask: Endpoint) -> None:
-    assert len(_calls(ask, tool_choice="required", min_tokens=80)) > 1  # a call has fewer tokens
-    assert len(_calls(ask, tool_choice="required", parallel_tool_calls=False)) == 1
+        assert ask.answer(**told)["count"] > 256
 
 
 EFFECTS: dict[str, dict[str, Check]] = {
@@ -456,12 +368,10 @@ EFFECTS: dict[str, dict[str, Check]] = {
     CHAT: {
         **GENERATION,
         "messages": _messages,
-        "tools": _tools,
-        "tool_choice": _tool_choice,
-        "parallel_tool_calls": _parallel,
+        **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), _tools),
         "max_completion_tokens": _max_completion_tokens,
         "logprobs": _chat_logprobs,
-        "top_logprobs": _top_logprobs,
+        "top_logprobs": _chat_logprobs,
         "add_generation_prompt": _generation_prompt,
         "continue_final_message": _continue,
         "chat_template_kwargs": _template_variables,
@@ -478,6 +388,8 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "return_token_strs": _token_strings,
     },
     "/detokenize": {"model": _model, "tokens": _tokens},
+    **offline_effects.effects(_model, _tenant, _priority),
+    **effects.EFFECTS,
 }
 
 # (a value that is taken, one that is refused; None where each is taken)
@@ -493,6 +405,7 @@ ACCEPTED: dict[str, tuple[Any, Any]] = {
     "spaces_between_special_tokens": (True, False),
     "verbosity": ("medium", "low"),
     "modalities": (["text"], ["audio"]),
+    **effects.ACCEPTED,
 }
 ROWS = table(BODIES)
 
@@ -525,4 +438,5 @@ def test_no_check_is_left_without_a_field():
 @pytest.mark.parametrize("path", BASES)
 def test_unknown_fields_are_named_with_the_nearest_one(served, path):
     error = Endpoint(served, path).error(modell="x")
-    assert error["param"] == "modell" and error["code"] == "unknown_parameter" and "model" in error["message"]
+    assert error["param"].startswith("modell") and "model" in error["message"]
+    assert error["code"] == "unknown_parameter" or path in (effects.MESSAGES, effects.COUNT)

@@ -268,3 +268,27 @@ def test_cancelled_requests_leave_no_place_taken(served):
     asyncio.run(main())
     wait_until(lambda: served.server.admission.num_sequences == 0)
     assert served.server._running == set()
+
+
+def test_an_internal_error_is_a_500_and_the_connection_goes_on(served, monkeypatch):
+    def failing(output):
+        raise RuntimeError("a secret")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxinfer.serve.server.checked", failing)
+        answer = served.post("/v1/completions", {"prompt": "x"})
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    assert "secret" not in answer.text and answer.headers.get("connection") != "close"
+    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1]))) as client:
+        client.settimeout(20)
+        for patched in (True, False):  # two requests over one connection
+            with monkeypatch.context() as patch:
+                if patched:
+                    patch.setattr("jaxinfer.serve.server.checked", failing)
+                raw = b'{"prompt": "x", "max_tokens": 1}'
+                head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                client.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+                received = client.recv(1 << 16)
+                assert received.startswith(b"HTTP/1.1 500" if patched else b"HTTP/1.1 200")
+                while b"}" not in received:
+                    received += client.recv(1 << 16)

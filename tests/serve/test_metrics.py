@@ -43,8 +43,9 @@ def measured() -> FakeLLM:
     llm = FakeLLM()
     llm.metrics.admitted(0.4)
     llm.metrics.first(0.07, 12, 8)
-    llm.metrics.tokens(1, [])
-    llm.metrics.tokens(2, [0.004, 0.3])
+    llm.metrics.tokens(1, None)
+    llm.metrics.tokens(1, 0.004)
+    llm.metrics.tokens(1, 0.3)
     llm.metrics.step(40)
     llm.metrics.finished([ChoiceTimes(3, 10.0, 10.5, "stop"), ChoiceTimes(1, 10.0, 10.0, "length")], 1.2)
     return llm

@@ -107,6 +107,19 @@ def test_refusals_are_logged(logged: Running, lines: Any) -> None:
     assert (first["status"], second["status"]) == (400, 404) and "prompt_tokens" not in first
 
 
+def test_an_internal_error_has_the_id_too(logged: Running, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise KeyError("inside")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(logged.server.llm, "stats", fail)
+        # Uvicorn closes the connection after an exception, so this one is for nobody else.
+        answer = logged.get("/status", headers={"X-Request-Id": "mine-2", "Connection": "close"})
+    assert answer.status_code == 500 and answer.headers.get_list("x-request-id") == ["mine-2"]
+    (line,) = lines()
+    assert (line["status"], line["error"], line["request_id"]) == (500, "KeyError", "mine-2")
+
+
 def test_a_client_that_leaves_is_logged_as_such(logged: Running, lines: Any) -> None:
     body = {**CHAT, "max_tokens": 200, "stream": True}
     with logged.http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -119,7 +132,7 @@ def test_status(logged: Running) -> None:
     before = logged.get("/status").json()
     logged.post("/v1/chat/completions", CHAT)
     after = logged.get("/status").json()
-    assert after["model"] == NAME and after["settings"]["max_model_len"] == 256
+    assert after["model"] == NAME and after["state"] == "ready" and after["settings"]["max_model_len"] == 256
     assert after["stats"]["num_running"] == 0 and after["stats"]["pages_total"] > 0
     assert after["totals"]["generation_tokens"] == before["totals"]["generation_tokens"] + 6
     assert after["totals"]["requests"] == before["totals"]["requests"] + 1

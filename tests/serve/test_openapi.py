@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis
+import pytest
 import schemathesis
 from schemathesis.checks import not_a_server_error
 
@@ -12,6 +13,8 @@ SETTINGS = hypothesis.settings(
 COUNTS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
 
 
+# Schemathesis draws what to put into a path with the module `random`, which hypothesis warns of.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 def test_no_request_is_answered_with_a_5xx(served):
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from jaxinfer.serve import errors, page
+from jaxinfer.serve import error_handlers, page
 
 FOLDER = Path(page.__file__).parent / "page"
 SOURCES = {path.name: path.read_text() for path in sorted(FOLDER.iterdir())}
@@ -19,7 +19,7 @@ SCRIPTS = {name: text for name, text in SOURCES.items() if name.endswith(".js")}
 @pytest.fixture(scope="module")
 def client():
     app = FastAPI()
-    errors.install(app)
+    error_handlers.install(app)
     app.include_router(page.router)
     with TestClient(app) as client:
         yield client

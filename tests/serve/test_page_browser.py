@@ -116,6 +116,11 @@ def test_an_error_is_shown_and_tried_again(served: Running, page: Any) -> None:
     page.click("[role=alert] button")
     page.wait_for_selector("[role=alert] :text('Error 400')")
     assert page.locator(".message.assistant").count() == 1
+    # What was refused is not sent again with what comes next.
+    page.fill("[name=max_tokens]", "5")
+    page.fill("#prompt", "hi")
+    page.keyboard.press("Enter")
+    page.locator(".assistant:not(.streaming):not(.failed) .foot span").wait_for()
 
 
 def test_a_key_is_asked_for(engine: Any, page: Any) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from jaxinfer import AsyncLLM
-from jaxinfer.request import CompletionOutput, RequestOutput
+from tests.serve.scripted import Scripted
 
 WEATHER = {
     "type": "function",
@@ -39,37 +38,6 @@ def chooser(name: str, strict: bool = False, **schema: Any) -> dict[str, Any]:
 
 
 CHOOSERS = [chooser("take", True), chooser("drop", True)]
-
-
-class Scripted(AsyncLLM):
-    """An engine that says what it is told to, five characters at a time, and keeps the prompts that it is given."""
-
-    def __init__(self, engine: Any) -> None:
-        self.__dict__.update(engine.__dict__)  # but what it generates
-        self.texts = [""]
-        self.finish_reason = "stop"
-        self.prompts: list[str] = []
-
-    @property
-    def max_model_len(self) -> int:
-        return 1 << 16
-
-    async def submit(
-        self, prompt: Any, params: Any, request_id: str, *, output_kind: str, **options: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        ids = prompt["prompt_token_ids"]
-        self.prompts.append(self.tokenizer.decode(ids))
-        return self._outputs(request_id, ids, 5 if output_kind == "delta" else 1 << 20)
-
-    async def _outputs(self, request_id: str, ids: list[int], size: int) -> AsyncGenerator[RequestOutput, None]:
-        longest = max(map(len, self.texts))
-        for start in range(0, max(longest, 1), size):
-            last = start + size >= longest
-            choices = [
-                CompletionOutput(index, text[start : start + size], [70], None, self.finish_reason if last else None)
-                for index, text in enumerate(self.texts)
-            ]
-            yield RequestOutput(request_id, None, ids, choices, last)
 
 
 @pytest.fixture(scope="module")
@@ -301,3 +269,38 @@ def test_schemas_that_cannot_be_enforced(forced: Any, tool: Any, param: str, wor
     with pytest.raises(openai.BadRequestError) as caught:
         create(forced, tools=[tool], tool_choice="required")
     assert caught.value.param == param and words in str(caught.value)
+
+
+def test_content_may_have_a_schema_beside_calls(forced: Any) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"ok": {"enum": [True, False]}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    asked: dict[str, Any] = {"tools": CHOOSERS, "response_format": response_format, "max_tokens": 100}
+    for choice in create(forced, n=4, seed=1, **asked).choices:
+        calls = choice.message.tool_calls or []
+        assert bool(calls) != bool(choice.message.content)
+        assert not choice.message.content or json.loads(choice.message.content)["ok"] in (True, False)
+    forced_call = create(forced, tool_choice="required", **asked).choices[0].message
+    assert forced_call.tool_calls and forced_call.content is None
+
+
+def test_forms_that_leave_no_room_are_refused(forced: Any, thinking_client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="exclude each other") as caught:
+        create(forced, tools=CHOOSERS, extra_body={"guided_regex": "a+"})
+    assert caught.value.param == "tools"
+    with pytest.raises(openai.BadRequestError, match="reasons first") as caught:
+        create(thinking_client, extra_body={"guided_choice": ["a", "b"]})
+    assert caught.value.param == "guided_choice"
+
+
+def test_special_tokens_stay_in_the_text_where_calls_are_made_of_them(
+    runner: Any, model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with runner(model) as found:
+        create(found.openai(), tools=[WEATHER])
+        assert model.params.skip_special_tokens
+        monkeypatch.setattr(found.server.dialect, "has_special_marks", lambda use: bool(use.names))
+        create(found.openai(), tools=[WEATHER])
+        assert not model.params.skip_special_tokens
+        create(found.openai(), tools=[WEATHER], extra_body={"skip_special_tokens": True})
+        assert model.params.skip_special_tokens

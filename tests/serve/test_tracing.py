@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -85,6 +88,35 @@ def test_other_requests_and_failures(tracer, exporter) -> None:
     assert span.name == "GET /v1/models" and span.parent is None
     assert span.status.status_code is StatusCode.ERROR and span.status.description == "KeyError"
     assert not any(name.startswith("gen_ai.operation") for name in span.attributes)
+
+
+def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    received: list[tuple[str, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.append((self.path, gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        try:
+            tracer = Tracer.to(f"http://127.0.0.1:{collector.server_port}/v1/traces", "my-service")
+            tracer.finish(tracer.start({}), chat_record())
+            tracer.close()
+        finally:
+            collector.shutdown()
+            thread.join()
+    ((path, body),) = received
+    assert path == "/v1/traces" and b"my-service" in body and b"chat m" in body
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "grpc://host:1", "", "http://"])

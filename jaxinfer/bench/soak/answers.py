@@ -38,7 +38,12 @@ def whole(path: str, data: bytes) -> Answer:
     """The answer that a body holds. Raises `WrongAnswer`."""
     try:
         found = json.loads(data)
-        read = {"/v1/embeddings": _embeddings, "/v1/responses": _response, "/v1/messages": _message}
+        read = {
+            "/v1/embeddings": _embeddings,
+            "/v1/score": _scores,
+            "/v1/responses": _response,
+            "/v1/messages": _message,
+        }
         if path == "/tokenize":
             return _tokens(found)
         return read[path](found) if path in read else _choices(found)
@@ -126,6 +131,16 @@ def _embeddings(found: Mapping[str, Any]) -> Answer:
     return Answer(choices, {"completion_tokens": 0, **usage})
 
 
+def _scores(found: Mapping[str, Any]) -> Answer:
+    for each in found["data"]:
+        numbers = each.get("token_logprobs")  # of likelihoods; similarities have none
+        wrong = not -1.001 < each["score"] < 1.001 if numbers is None else abs(sum(numbers) - each["score"]) > 1e-3
+        if wrong or (numbers is not None and (not numbers or max(numbers) > 1e-5)):
+            raise WrongAnswer(f"a score of {each['score']}: {numbers}")
+    choices = {each["index"]: Choice(finish_reason="stop") for each in found["data"]}
+    return Answer(choices, {"completion_tokens": 0, **found["usage"]})
+
+
 def _response(found: Mapping[str, Any]) -> Answer:
     reasons = {"completed": "stop", "incomplete": "length"}
     if found["status"] not in reasons:
@@ -173,3 +188,12 @@ def _renamed(usage: Mapping[str, Any]) -> dict[str, Any]:
     num_prompt, num_output = usage["input_tokens"] + cached, usage["output_tokens"]
     total = usage.get("total_tokens", num_prompt + num_output)
     return {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": total}
+
+
+_READERS = {
+    "/tokenize": _tokens,
+    "/v1/embeddings": _embeddings,
+    "/v1/score": _scores,
+    "/v1/responses": _response,
+    "/v1/messages": _message,
+}

@@ -350,6 +350,16 @@ def _embeddings(rng: random.Random, world: World) -> Case:
     return Case(0, "", "/v1/embeddings", {"model": world.model, "input": inputs}, expect)
 
 
+def _score(rng: random.Random, world: World) -> Case:
+    """Log-likelihoods of continuations, or cosine similarities."""
+    if rng.random() < 0.5:
+        texts = [_text(rng, _length(rng, 8)) for _ in range(rng.randint(1, 4))]
+        body = {"prompt": _text(rng, _length(rng, max(1, world.max_model_len // 16))), "continuations": texts}
+        return Case(0, "", "/v1/score", body, Expect(num_choices=len(texts)))
+    texts = [_text(rng, _length(rng, max(1, world.max_model_len // 10))) for _ in range(rng.randint(1, 4))]
+    return Case(0, "", "/v1/score", {"text_1": _text(rng, 4), "text_2": texts}, Expect(num_choices=len(texts)))
+
+
 def _responses(rng: random.Random, world: World) -> Case:
     body: dict[str, Any] = {"model": world.model, "input": _text(rng, 8), "max_output_tokens": 16}
     if rng.random() < 0.3:
@@ -392,6 +402,7 @@ KINDS = {
     "burst": Kind(1, _burst),
     "tokenize": Kind(2, _tokenize, "/tokenize"),
     "embeddings": Kind(3, _embeddings, "/v1/embeddings"),
+    "score": Kind(2, _score, "/v1/score"),
     "responses": Kind(4, _responses, "/v1/responses"),
     "messages": Kind(4, _anthropic, "/v1/messages"),
 }

@@ -24,7 +24,7 @@ SERVER_FLAGS = [
     *("--max-num-seqs", str(NUM_ROWS), "--max-queue-len", str(NUM_WAITING)),
     *("--max-model-len", "512", "--max-num-batched-tokens", "128"),
     *("--num-pages", "160"),  # fewer than the rows can fill: some give theirs up, and the cache of prefixes is short
-    *("--stream-timeout", "3", "--drain-timeout", "150", "--batch-invariant"),
+    *("--stream-timeout", "3", "--drain-timeout", "150", "--batch-invariant", "--batch-dir", "none"),
 ]
 
 

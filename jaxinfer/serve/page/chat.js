@@ -68,13 +68,12 @@ export class Chat {
     this.prompt.value = "";
     this.fit();
     byId("empty").hidden = true;
-    const message = { role: "user", content: text };
-    this.messages.push(message);
     this.show("user", text);
-    await this.answer();
+    await this.answer({ role: "user", content: text });
   }
 
-  async answer() {
+  async answer(question) {
+    this.messages.push(question);
     const shown = this.show("assistant", "");
     const messages = this.messages;
     const reply = { role: "assistant", content: "" };
@@ -95,22 +94,25 @@ export class Chat {
       }
       shown.end(timing.summary());
     } catch (error) {
+      const retry = () => this.retry(shown, question);
       if (controller.signal.aborted) shown.end(timing.summary("stopped"));
-      else shown.fail(error, () => this.retry(shown));
-      if (error.status === 401) this.onRefused(() => this.retry(shown));
+      else shown.fail(error, retry);
+      if (error.status === 401) this.onRefused(retry);
     } finally {
-      // What was said so far is part of the conversation, unless it was cleared meanwhile.
-      if (reply.content && messages === this.messages) messages.push(reply);
+      // A question without an answer is not part of the conversation, lest what was refused once is so ever after.
+      if (reply.content) messages.push(reply);
+      else messages.pop();
       this.running = null;
       this.setRunning(false);
     }
   }
 
-  async retry(shown) {
+  async retry(shown, question) {
     if (this.running || !shown.root.isConnected) return;
-    if (this.messages.at(-1)?.role === "assistant") this.messages.pop();
+    const asked = this.messages.indexOf(question);
+    if (asked >= 0) this.messages.splice(asked, 2);
     shown.root.remove();
-    await this.answer();
+    await this.answer(question);
   }
 
   setRunning(running) {

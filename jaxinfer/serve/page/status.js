@@ -67,7 +67,7 @@ export class Status {
   }
 
   show(now) {
-    setHealth("good", "ready");
+    setHealth(now.state === "ready" ? "good" : "bad", now.state);
     byId("model").textContent = now.model;
     document.title = `${now.model} · jaxinfer`;
     const rate = this.rates(now);

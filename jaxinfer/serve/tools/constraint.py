@@ -34,7 +34,7 @@ def answer_grammar(
     Args:
         format: a name of `TOOL_CALL_PARSERS`.
         reasoning: whether reasoning may, or must, since the prompt has opened it, come first.
-        content_schema: the JSON schema of content, where it has one.
+        content_schema: the JSON schema of content, where it has one, as `spaced_schema` gives it.
 
     Raises:
         FieldError: (a ValueError) a function's schema has a keyword that no grammar can honour.
@@ -102,10 +102,10 @@ def _answer(
         return [f"answer: {calls}"]
     if content_schema is not None:
         # A call that begins as JSON does is cut where JSON's words are: the lexer takes the longest word for good.
-        opening = ["{", '"name"', ": "] if layout.opening.startswith("{") else [layout.opening]
+        opening = ["{", '"name"', ":", " "] if layout.opening.startswith("{") else [layout.opening]
         calls = f"{' '.join(map(json.dumps, opening))} call{more}"
         answer = "content" if use.mode == "none" else f"content | {calls}"
-        return [f"answer: {answer}", f"content: %json {json.dumps({**content_schema, 'x-guidance': _SPACING})}"]
+        return [f"answer: {answer}", f"content: %json {json.dumps({'x-guidance': _SPACING, **content_schema})}"]
     not_thinking = r" & ~/\s*<think>(.|\n)*/" if reasoning == "possible" else ""
     return [
         f"answer: TEXT | before call{more}",

@@ -20,6 +20,7 @@ class HermesParser(ToolCallParser):
         text_before_call=ANY_TEXT,
         no_call=f"{ANY_TEXT}{OPEN}{ANY_TEXT}",
     )
+    marks = (OPEN, CLOSE)
 
     def _start(self) -> bool:
         position = self._buffer.find(OPEN)

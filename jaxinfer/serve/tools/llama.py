@@ -21,6 +21,7 @@ class LlamaParser(ToolCallParser):
         text_before_call=rf"({ANY_TEXT}\n)?({_TAG})?",
         no_call=rf'(({ANY_TEXT}\n)?|{ANY_TEXT}{_TAG})\s*\{{\s*"({"|".join(_KEYS)})"{ANY_TEXT}',
     )
+    marks = (PYTHON_TAG,)
 
     def _start(self) -> bool:
         """At the beginning of a line."""

@@ -101,6 +101,8 @@ class ToolCallParser(ABC):
     """
 
     layout: ClassVar[CallLayout]
+    marks: ClassVar[tuple[str, ...]]
+    """What is looked for in the text; models may write it as special tokens."""
 
     def __init__(self, names: Collection[str], make_id: Callable[[], str] = new_call_id) -> None:
         self.num_calls = 0

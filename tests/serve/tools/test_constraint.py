@@ -160,6 +160,7 @@ def test_content_with_a_schema(format: str) -> None:
     assert made is not None
     assert allows(made, pick) and allows(made, content)
     assert not allows(made, "Hello") and not allows(made, content + pick) and not allows(made, call(format, "pick"))
+    # Content that begins as Llama's calls do.
     named = {"type": "object", "properties": {"name": {"type": "string"}}}
     made = answer_grammar(use, format, content_schema=named)
     assert made is not None

@@ -133,7 +133,14 @@ PIECES = st.sampled_from(
         ),
     ]
 )
-TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=16).map("".join)
+CALLS = st.sampled_from(
+    [
+        *('<tool_call>{"name": "add", "arguments": {', '<tool_call>{"arguments": {}, "name": "add"}</tool_call>'),
+        *(HERMES, HERMES + "\n", HERMES[:-13], '\n{"name": "add", "parameters": {"a": "b"}}'),
+        *('<|python_tag|>{"name": "add", "parameters": {}}', '<tool_call>{"name": "add", "arguments": {"a": no'),
+    ]
+)
+TEXTS = st.lists(CALLS | PIECES | st.text(max_size=5), max_size=12).map("".join)
 
 
 def check_delta(delta: Delta) -> None:
