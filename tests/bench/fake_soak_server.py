@@ -61,6 +61,8 @@ class Fake:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         self.num_requests += 1
         self.keep()
+        if "death" in self.faults and self.num_requests > 20:
+            os._exit(7)
         body = await request.json()
         headers = {"X-Request-Id": request.headers["X-Request-Id"]}
         if not isinstance(body["prompt"], list):

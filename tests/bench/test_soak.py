@@ -343,6 +343,11 @@ def test_a_server_that_forgets_is_caught():
     assert "no answer: " in told(results)
 
 
+def test_a_server_that_dies_ends_the_soak():
+    with pytest.raises(RuntimeError, match="the server ended with 7 while request [0-9]+ ran"):
+        run_fake("death")
+
+
 def test_requests_can_be_sent_again():
     results = run_fake("other tokens", only=(3, 4, 5))
     assert results["num_requests"] <= 6 + 3 * 48 and results["duration_s"] < 10

@@ -160,9 +160,18 @@ class Soak:
         outcomes = await self._clients.send(case)
         if all(outcome.result == "HTTP 429" for outcome in outcomes):
             await asyncio.sleep(_PAUSE_S)  # as clients do: otherwise most of the load would be of refusals
+        if any(outcome.result == "no answer" for outcome in outcomes):
+            await asyncio.sleep(_PAUSE_S)
+            self._check_alive(case)
         for outcome in outcomes:
             self.kinds[case.kind or "first answers"] += 1
             self._note(outcome)
+
+    def _check_alive(self, case: Case) -> None:
+        """Raise `RuntimeError` where the server has ended."""
+        if self._child is not None and (code := self._child.wait(0)) is not None:
+            last = self._child.log().strip().rpartition("\n")[2]
+            raise RuntimeError(f"the server ended with {code} while request {case.index} ran: {last or 'no last word'}")
 
     def _note(self, outcome: Outcome) -> None:
         case = outcome.case
