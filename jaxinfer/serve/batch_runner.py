@@ -114,20 +114,20 @@ class BatchRunner:
                 "too_many_requests", f"the input file has {num_requests} requests and {MAX_REQUESTS} are the most"
             )
         try:
-            journal = await asyncio.to_thread(Journal, self._journal_path)
             done = await asyncio.to_thread(committed, self._journal_path)
+            journal = await _opened(self._journal_path)
         except JournalError as error:
             logger.error("%s: %s", batch.id, error)
             raise BatchFailedError("storage_error", "the journal of the results is damaged") from None
-        batch.num_requests = num_requests
-        batch.num_completed = sum(good for _, _, good in done.values())
-        batch.num_failed = len(done) - batch.num_completed
-        if batch.status == "validating":
-            batch.enter("in_progress")
-            await self._save()
-        self._count_journal(journal.num_bytes)
-        committer = Committer(journal)
         try:
+            batch.num_requests = num_requests
+            batch.num_completed = sum(good for _, _, good in done.values())
+            batch.num_failed = len(done) - batch.num_completed
+            if batch.status == "validating":
+                batch.enter("in_progress")
+                await self._save()
+            self._count_journal(journal.num_bytes)
+            committer = Committer(journal)
             async with asyncio.TaskGroup() as group:
                 for line in read_lines(self._source, self._around.max_line_bytes):
                     if line.number in done:
@@ -235,6 +235,16 @@ class BatchRunner:
 
     async def _save(self) -> None:
         await asyncio.to_thread(self.batch.save, self.folder)
+
+
+async def _opened(path: Path) -> Journal:
+    """A journal, opened in another thread; cancelled meanwhile, it is closed again."""
+    opening = asyncio.ensure_future(asyncio.to_thread(Journal, path))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        (await opening).close()
+        raise
 
 
 def _scan(source: Path, max_line_bytes: int) -> tuple[int, set[int]]:

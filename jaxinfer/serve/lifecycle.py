@@ -20,6 +20,7 @@ from jaxinfer.serve.app import create_app
 from jaxinfer.serve.batch_service import BatchService
 from jaxinfer.serve.cli import Settings
 from jaxinfer.serve.config import ServerConfig
+from jaxinfer.serve.error_handlers import Answered
 from jaxinfer.serve.server import Server
 from jaxinfer.serve.tracing import Tracer
 
@@ -104,7 +105,7 @@ def make_uvicorn(server: Server, bound: socket.socket) -> DrainingServer:
     config = server.config
     app = create_app(server)
     uvicorn_config = uvicorn.Config(
-        app,
+        Answered(app),
         loop="uvloop" if find_spec("uvloop") else "asyncio",
         http="httptools" if find_spec("httptools") else "h11",
         ws="none",

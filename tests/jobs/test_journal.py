@@ -35,7 +35,7 @@ def held(path: Path) -> list:
 
 
 @mock.patch("os.fsync", lambda handle: None)  # the structure is what is tested, at many sizes
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(content=GROUPS, more=st.lists(RECORDS, min_size=1, max_size=2))
 def test_a_crash_at_any_byte_leaves_the_groups_before_it(tmp_path_factory, content, more):
     path = tmp_path_factory.mktemp("journal") / "journal"
@@ -56,7 +56,7 @@ def test_a_crash_at_any_byte_leaves_the_groups_before_it(tmp_path_factory, conte
 
 
 @mock.patch("os.fsync", lambda handle: None)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(content=GROUPS, flip=st.integers(1, 255))
 def test_damage_anywhere_but_in_the_last_group_is_found(tmp_path_factory, content, flip):
     path = tmp_path_factory.mktemp("journal") / "journal"

@@ -17,6 +17,7 @@ import pytest
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import Accepted, Enforced, Refused, table
 from tests.serve import effects, offline_effects
+from tests.serve.accepted_values import ACCEPTED
 from tests.serve.endpoint import BASES, CHAT, COMPLETIONS, Check, Endpoint
 
 ONCE: dict[str, Any] = {"prompt": ..., "messages": [{"role": "user", "content": "once"}]}  # for what takes messages
@@ -392,21 +393,6 @@ EFFECTS: dict[str, dict[str, Check]] = {
     **effects.EFFECTS,
 }
 
-# (a value that is taken, one that is refused; None where each is taken)
-ACCEPTED: dict[str, tuple[Any, Any]] = {
-    "store": (False, True),
-    "metadata": ({"run": "7"}, "text"),
-    "service_tier": ("auto", "flex"),
-    "prompt_cache_key": ("mine", 7),
-    "prompt_cache_retention": ("in_memory", "24h"),
-    "use_beam_search": (False, True),
-    "length_penalty": (1, 2),
-    "early_stopping": (False, True),
-    "spaces_between_special_tokens": (True, False),
-    "verbosity": ("medium", "low"),
-    "modalities": (["text"], ["audio"]),
-    **effects.ACCEPTED,
-}
 ROWS = table(BODIES)
 
 
