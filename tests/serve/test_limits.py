@@ -152,6 +152,23 @@ def test_bodies_beyond_the_limit_are_refused(served, serving, engine):
         assert found.post("/v1/completions", {"prompt": "x" * 100}).status_code == 200
 
 
+def test_who_sends_too_much_reads_the_answer(served):
+    """A connection that is closed while a body comes is reset, and the answer may be lost with it."""
+    body = b" " * (9 << 20)
+    for _ in range(8):
+        client = socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), 20)
+        with client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+            client.sendall(body)
+            assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_who_would_send_far_too_much_is_cut_off(served):
+    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":", 1)[1])), 20) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % 10**12)
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
 def test_other_pages_are_kept_out_unless_allowed(served, serving, engine):
     origin = {"Origin": "https://page.example"}
     assert "access-control-allow-origin" not in served.get("/v1/models", headers=origin).headers
