@@ -321,6 +321,7 @@ WIDE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured through /proc")
 def test_a_process_holds_what_the_plan_says():
     """A module of one's own, whose parameters stay when the engine lets go of the rest."""

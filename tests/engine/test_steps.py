@@ -69,6 +69,7 @@ def test_greedy_continuation_equals_golden(runner, item):
     np.testing.assert_allclose(logprobs, item["logprobs"][:24], rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_same_row_same_bits(runner):
     """A token's logits do not depend on chunking, on the rows beside it, or on the pages it lies in."""
     rng = np.random.default_rng(0)

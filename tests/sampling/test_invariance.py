@@ -69,6 +69,7 @@ def subsets_of(kind_period: int = 13) -> list[np.ndarray]:
     return random + alike
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.3, 4.0])
 def test_bits_do_not_depend_on_neighbours(scale: float) -> None:
     check_subsets(997, scale, subsets_of(), (SCALE,))

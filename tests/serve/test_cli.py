@@ -134,6 +134,7 @@ def test_what_keeps_it_from_starting_is_one_line():
     assert line.startswith("error: ") and "/no/such/model" in line
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_one_line_with_the_numbers():
     line = failure("--model", TINY, "--port", "0", "--num-pages", "1000000000")
     assert line.startswith("error: ") and "num_pages" in line
@@ -165,6 +166,7 @@ def test_a_life_from_start_to_drain(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once():
     process = start("--model", TINY, "--port", "0", "--drain-timeout", "60", *SMALL)
     try:
