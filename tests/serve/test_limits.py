@@ -15,7 +15,7 @@ import pytest
 LONG = {"prompt": "once", "max_tokens": 200, "ignore_eos": True}
 
 
-def wait_until(condition, timeout_s=20.0):
+def wait_until(condition, timeout_s=60.0):
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
@@ -29,7 +29,7 @@ def held_steps(engine):
     step, go = inner.step, threading.Event()
 
     def held():
-        assert go.wait(30)
+        assert go.wait(120)
         return step()
 
     inner.step = held
@@ -256,14 +256,14 @@ def test_the_event_loop_is_free_while_long_texts_are_encoded(served):
     def slow(self, text, *values):
         if text == "slow":
             encoding.set()
-            assert release.wait(20)
+            assert release.wait(120)
         return encode(self, text, *values)
 
     type(tokenizer).encode = slow
     try:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(served.post, "/v1/completions", {"prompt": "slow", "max_tokens": 1})
-            assert encoding.wait(20)
+            assert encoding.wait(60)
             assert served.get("/health").status_code == 200
             release.set()
             assert running.result().status_code == 200

@@ -89,7 +89,7 @@ with ended_by_signals(), ChildServer(["--seed", "3"], [sys.executable, "-c", {RE
     with process.stdout:
         pid = int(process.stdout.readline())
     process.terminate()
-    assert process.wait(30) == 128 + signal.SIGTERM
+    assert process.wait(120) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
