@@ -361,6 +361,7 @@ def soaked(capsys, *flags):
     return report
 
 
+@pytest.mark.slow
 def test_a_short_soak_of_the_tiny_model(capsys):
     report = soaked(capsys, "--minutes", "0.12", "--seed", "5")
     assert report["results"]["results"]["answered"] > 10

@@ -141,6 +141,7 @@ def test_a_layers_arrays_share_the_stacks_memory(smollm2):
         assert all(leaf.unsafe_buffer_pointer() - leaf.nbytes * int(index) in pointers for leaf in leaves)
 
 
+@pytest.mark.slow
 def test_a_step_takes_the_smallest_bucket_that_is_compiled(smollm2):
     runner = ModelRunner(smollm2, BUCKETS, num_pages=9, page_size=16, table_width=8, kv_dtype="float32")
     logits, waste = [], []

@@ -128,7 +128,7 @@ def test_events_are_as_the_standard_has_them(served):
         ({"stop_token_ids": [999]}, "stop_token_ids", "vocabulary"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
         ({"seed": -1}, "seed", "from 0"),
-        ({"priority": 2**31}, "priority", "32 bits"),
+        ({"priority": 2**31}, "priority", "1000000"),
         ({"timeout_s": 0}, "timeout_s", "above 0"),
         ({"echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs", "echo"),
         ({"stream": True, "stream_options": {"include": True}}, "stream_options.include", "no such field"),
