@@ -94,7 +94,7 @@ def test_gguf(gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (tmp_path / "away").rename(gguf)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_default_model(smollm2_path: Path, tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         assert main([str(smollm2_path), str(tmp_path / dtype), "--dtype", dtype]) == 0

@@ -198,6 +198,7 @@ def run_lines(function, interrupt_at=None):
     return files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["generate", "stream", "left stream"])
 def test_an_interrupt_at_any_line(llm, door):
     expected = texts(llm, PENALIZED)
@@ -229,6 +230,7 @@ def test_an_interrupt_at_any_line(llm, door):
     assert texts(llm, PENALIZED) == expected
 
 
+@pytest.mark.slow
 def test_an_interrupted_step_is_complete(llm):
     """Whoever drives the engine without an LLM goes on after an interrupt as if there had been none."""
     engine, outputs = llm.engine, []

@@ -163,6 +163,7 @@ def test_bad_requests_are_refused_and_change_nothing(llm):
         LLM(dtype="int3")
 
 
+@pytest.mark.slow
 def test_the_chat_command(tmp_path):
     lines = "/set temperature 0.0\n/set max_tokens 8\n/set top_p 7.0\nHi\n/clear\n/help\n/exit\n"
     done = subprocess.run(

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from jaxinfer.bench.report import as_json, as_text, target
 from jaxinfer.bench.serve.command import add_arguments as add_serve_arguments
+from jaxinfer.bench.soak.command import add_arguments as add_soak_arguments
 from jaxinfer.config import DTYPES
 from jaxinfer.phases import LOG_LEVELS, show_logs
 
@@ -87,6 +88,10 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help=summary, description=summary)
     add_serve_arguments(serve)
     _add_output(serve)
+    summary = "everything that clients do to a server, for minutes: are its answers right, and does it keep nothing?"
+    soak = commands.add_parser("soak", help=summary, description=summary)
+    add_soak_arguments(soak)
+    _add_output(soak)
     return parser
 
 

@@ -61,7 +61,7 @@ class StepTimer:
             (engine.scheduler, "schedule", self._marking_end(engine.scheduler.schedule)),
             (engine.runner, "program", self._timing_call_of(engine.runner.program)),
             (engine.sampler, "compile", self._timing_call_of(engine.sampler.compile)),
-            (engine, "_take", self._marking_first_start(engine._take)),
+            (engine.reader, "_take", self._marking_first_start(engine.reader._take)),
         ]
 
     def __enter__(self) -> StepTimer:

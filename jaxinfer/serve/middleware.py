@@ -19,6 +19,8 @@ BODY_TIMEOUT_S = 60.0
 MAX_VALUES = 1 << 20
 MAX_CONTAINERS = 1 << 18
 """Of the JSON of a body, whatever its size; those in its texts count too."""
+HEARD_OUT_BYTES = 16 << 20
+"""How much more than its limit a body may have for its client to be heard out, and so to read the answer."""
 UPLOAD_TIMEOUT_S = 3600.0
 """How long it may take to send a file."""
 
@@ -90,7 +92,7 @@ def _digest(key: str) -> bytes:
 
 
 class BodyLimit:
-    """Refuses bodies beyond a size: by their declared length, or once so much has come; and ones that never end.
+    """Refuses bodies beyond a size, and ones that never end.
 
     The whole body is read here, so that what is too large can still be answered; of the paths in `streamed`, which have
     limits of their own, it is handed on as it comes, and what is wrong with it is raised where it is read.
@@ -123,24 +125,32 @@ class BodyLimit:
         await self._app(scope, replay, send)
 
     async def _read(self, scope: Scope, receive: Receive, most: int) -> bytes | None:
-        _check_declared(scope, most)
+        """The body; None where the client has gone.
+
+        Of one that is too large the rest is read and dropped, within bounds: a connection that is closed while its
+        client sends is reset, and the answer may be lost with it.
+        """
+        _check_declared(scope, most + HEARD_OUT_BYTES, most)
         parts, size, more = [], 0, True
         num_values = num_containers = 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                while more:
+                while more and size <= most + HEARD_OUT_BYTES:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
                     part, more = message.get("body", b""), message.get("more_body", False)
                     size += len(part)
-                    if size > most:
-                        raise _too_large(most)
-                    parts.append(part)
-                    num_values += part.count(b",")
-                    num_containers += part.count(b"[") + part.count(b"{")
+                    if size <= most:
+                        parts.append(part)
+                        num_values += part.count(b",")
+                        num_containers += part.count(b"[") + part.count(b"{")
+                    else:
+                        parts.clear()
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+        if size > most:
+            raise _too_large(most)
         _check_values(num_values, num_containers)
         return b"".join(parts)
 
@@ -154,7 +164,7 @@ def _limited(scope: Scope, receive: Receive, most: int) -> Receive:
         nonlocal size, complete
         if complete:  # only the client's leaving is still to come, whenever that is
             return await receive()
-        _check_declared(scope, most)
+        _check_declared(scope, most, most)
         try:
             async with asyncio.timeout(min(BODY_TIMEOUT_S, end_s - time.monotonic())):
                 message = await receive()
@@ -169,9 +179,10 @@ def _limited(scope: Scope, receive: Receive, most: int) -> Receive:
     return read
 
 
-def _check_declared(scope: Scope, most: int) -> None:
+def _check_declared(scope: Scope, declared_most: int, most: int) -> None:
+    """Raise the 413, which tells of `most`, for a body that is declared to be larger than `declared_most`."""
     declared = Headers(scope=scope).get("content-length", "0")
-    if declared.isdecimal() and int(declared) > most:
+    if declared.isdecimal() and int(declared) > declared_most:
         raise _too_large(most)
 
 

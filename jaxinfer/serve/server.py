@@ -208,6 +208,7 @@ class Generation:
         self.call = call
         self._held = AsyncExitStack()
         self._streams: list[AsyncGenerator[RequestOutput, None]] = []
+        self._ended: set[tuple[int, int]] = set()
 
     async def start(self, server: Server, prompts: Sequence[Prompt], output_kind: OutputKind) -> None:
         """See `Server.open`."""
@@ -238,11 +239,18 @@ class Generation:
             if isinstance(each, BaseException):
                 raise each
 
+    def _news(self, index: int, output: RequestOutput) -> RequestOutput:
+        """An output of a prompt without the choices whose end has been told: it is told once."""
+        output = self.call.noted(output)
+        output.outputs = [choice for choice in output.outputs if (index, choice.index) not in self._ended]
+        self._ended.update((index, choice.index) for choice in output.outputs if choice.finish_reason is not None)
+        return output
+
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """What the prompts' streams give, as it comes. Raises `ApiError` where one fails."""
         if len(self._streams) == 1:
             async for output in self._streams[0]:
-                yield 0, self.call.noted(output)
+                yield 0, self._news(0, output)
             return
         queue: asyncio.Queue[Any] = asyncio.Queue(1)  # what waits meanwhile stays in the engine's mailboxes
 
@@ -265,7 +273,7 @@ class Generation:
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    yield index, self.call.noted(item)
+                    yield index, self._news(index, item)
         finally:
             for task in pumps:
                 task.cancel()

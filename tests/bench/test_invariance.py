@@ -12,6 +12,7 @@ from jaxinfer.bench.invariance import check_invariance
 SETTINGS = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64, "verbose": False}
 
 
+@pytest.mark.slow
 def test_every_circumstance_gives_the_same_bits(tiny_model_path):
     found = check_invariance(lambda **changed: LLM(str(tiny_model_path), **{**SETTINGS, **changed}))
     assert [each.name for each in found if not each.same] == []
@@ -31,7 +32,7 @@ def test_where_shapes_have_their_own_bits_every_step_has_one_shape(tiny_model_pa
         assert len(llm.engine.runner.buckets) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_every_circumstance_gives_the_same_bits_on_the_default_model(smollm2_path):
     def make(**changed):
         return LLM(str(smollm2_path), **{**SETTINGS, "max_model_len": 256, **changed})

@@ -60,7 +60,7 @@ def write_safetensors(folder: Path, shapes: dict[str, tuple[int, ...]], vocab_si
     SafetensorsCheckpoint(folder).close()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["gguf", "orbax", "hf"])
 def test_the_default_model_stays_within_the_limit(sources: dict[str, Path], kind: str, dtype: str) -> None:

@@ -157,7 +157,7 @@ def test_start(capsys, model, monkeypatch):
     assert "first.phases_s.cache" in as_text(report)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_second_start_compiles_nothing(model):
     found = measure_start(model, "float32", 1)
     assert (found["dtype"], found["source"]) == ("float32", f"model: {model}")

@@ -197,6 +197,7 @@ def test_refuses_malformed_files(tmp_path: Path, case: str) -> None:
 TINY = make_file({"__metadata__": {"format": "pt"}, "a.w": record(), "b.w": record(32, 48, (2, 4), "BF16")}, 48)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     edits=st.lists(

@@ -321,6 +321,7 @@ WIDE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured through /proc")
 def test_a_process_holds_what_the_plan_says():
     """A module of one's own, whose parameters stay when the engine lets go of the rest."""
@@ -334,7 +335,7 @@ def test_a_process_holds_what_the_plan_says():
     assert 0.8 * planned < found["held"] < planned + unseen, found
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measured through /proc")
 def test_the_default_model_holds_what_the_plan_says(smollm2_path):
     settings = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "max_model_len": 512}

@@ -101,7 +101,7 @@ def test_a_fork_is_told_and_its_parent_goes_on(tmp_path, tiny_model_path):
     assert run(tmp_path, tiny_model_path, FORK) == [*calls, "LLM", "AsyncLLM", "closed", "parent"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_spawned_process_has_an_llm_of_its_own(tmp_path, tiny_model_path):
     assert run(tmp_path, tiny_model_path, SPAWN) == ["equal"]
 

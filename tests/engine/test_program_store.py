@@ -261,7 +261,7 @@ def start(folder: Path, model: Path) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_processes_one_after_another_and_at_once(tiny_model_path, tmp_path):
     def result(process):
         out, err = process.communicate(timeout=120)
@@ -275,6 +275,7 @@ def test_processes_one_after_another_and_at_once(tiny_model_path, tmp_path):
     assert first[2] + first[3] == other[2] + other[3] == 5 and later[2:] == [0, 5]
 
 
+@pytest.mark.slow
 def test_sampling_with_a_processor_of_ones_own_is_compiled_each_time(tiny_model_path, tmp_path):
     processors = [LogitsProcessor("same", lambda logits, params: logits)]
     counts = []

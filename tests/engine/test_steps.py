@@ -28,7 +28,7 @@ def smollm2(smollm2_path):
     return load_model(smollm2_path, "float32")
 
 
-@pytest.fixture(scope="module", params=[16, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[16, pytest.param(32, marks=pytest.mark.full)])
 def runner(request, smollm2):
     size = request.param
     runner = ModelRunner(
@@ -69,6 +69,7 @@ def test_greedy_continuation_equals_golden(runner, item):
     np.testing.assert_allclose(logprobs, item["logprobs"][:24], rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_same_row_same_bits(runner):
     """A token's logits do not depend on chunking, on the rows beside it, or on the pages it lies in."""
     rng = np.random.default_rng(0)
@@ -140,6 +141,7 @@ def test_a_layers_arrays_share_the_stacks_memory(smollm2):
         assert all(leaf.unsafe_buffer_pointer() - leaf.nbytes * int(index) in pointers for leaf in leaves)
 
 
+@pytest.mark.slow
 def test_a_step_takes_the_smallest_bucket_that_is_compiled(smollm2):
     runner = ModelRunner(smollm2, BUCKETS, num_pages=9, page_size=16, table_width=8, kv_dtype="float32")
     logits, waste = [], []

@@ -73,6 +73,7 @@ def runs(request):
     return committed, passes, memory
 
 
+@pytest.mark.slow
 def test_outputs_are_the_committed_ones(runs):
     committed, passes, _ = runs
     expected = code_cells(committed.cells)
@@ -83,6 +84,7 @@ def test_outputs_are_the_committed_ones(runs):
                 assert text_of(cell) == text_of(before)
 
 
+@pytest.mark.slow
 def test_nothing_but_results_is_shown(runs):
     """No warnings, no dead widgets, and every progress bar is gone."""
     committed, passes, _ = runs
@@ -95,6 +97,7 @@ def test_nothing_but_results_is_shown(runs):
             assert not any("%|" in data.get("text/plain", "") for data in shown)
 
 
+@pytest.mark.slow
 def test_a_second_pass_takes_no_more_memory(runs):
     """Parameters take 0.5 GB: a first model that stayed would show."""
     _, _, (first, second) = runs

@@ -69,17 +69,18 @@ def subsets_of(kind_period: int = 13) -> list[np.ndarray]:
     return random + alike
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.3, 4.0])
 def test_bits_do_not_depend_on_neighbours(scale: float) -> None:
     check_subsets(997, scale, subsets_of(), (SCALE,))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_bits_do_not_depend_on_neighbours_with_a_real_vocabulary() -> None:
     check_subsets(49152, 3.0, subsets_of()[:7])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("vocab_size", [4096, 49152, 128256, 151936])
 def test_bits_do_not_depend_on_neighbours_with_more_vocabularies(vocab_size: int) -> None:
     check_subsets(vocab_size, 3.0, subsets_of())

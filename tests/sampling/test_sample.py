@@ -78,7 +78,7 @@ def test_all_options_mixed_in_one_batch_give_the_reference_tokens() -> None:
     assert check_tokens(gaussian(16, seed=5), rows, 40) > 550
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_real_vocabulary_gives_the_reference_tokens() -> None:
     rows = [
         Options(temperature=1.0),

@@ -69,7 +69,7 @@ def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
     from jaxinfer.serve.lifecycle import bind, make_uvicorn
     from jaxinfer.serve.server import Server
 
-    config = ServerConfig(**{"port": 0, "stream_timeout_s": 10.0, "drain_timeout_s": 10.0, **settings})
+    config = ServerConfig(**{"port": 0, "stream_timeout_s": 60.0, "drain_timeout_s": 60.0, **settings})
     with bind(config) as bound:
         loop = asyncio.new_event_loop()
         made: list[Any] = []
@@ -88,7 +88,7 @@ def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
 
         thread = threading.Thread(target=loop.run_until_complete, args=(main(),), daemon=True)
         thread.start()
-        assert started.wait(30)
+        assert started.wait(120)
         server, uvicorn_server = made
         found = Running(server, uvicorn_server, bound, loop)
         try:
@@ -96,7 +96,7 @@ def running(llm: Any, tracer: Any = None, **settings: Any) -> Iterator[Running]:
         finally:
             found.close()
             uvicorn_server.should_exit = True
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive(), "the server did not end"
             loop.close()
 
@@ -154,7 +154,7 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     llm = request.getfixturevalue("engine")
     deadline = threading.Event()
-    for _ in range(300):
+    for _ in range(3000):
         stats = llm.stats()
         if not stats["num_running"] and not stats["queue_len"] and not stats["pages_used"]:
             return

@@ -294,7 +294,7 @@ def test_a_client_that_goes_frees_what_it_had(served, engine):
             if event.type == "content_block_delta":
                 break
         assert engine.stats()["pages_used"] > 0
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 30
     while engine.stats()["pages_used"] and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not engine.stats()["pages_used"] and not engine.stats()["num_running"]

@@ -27,6 +27,22 @@ def test_a_stream_adds_up_to_the_whole_answer(served):
     assert [choice.text.startswith(PROMPT) for choice in whole.choices] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_the_end_of_a_choice_is_told_once(served, path):
+    """The choices end one after the other; what comes after one's end is of the others."""
+    asked = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": [{"role": "user", "content": PROMPT}]}
+    body = {**asked, "n": 4, "max_tokens": 60, "seed": 1, "stop": ["a", "e", "i"], "stream": True}
+    with served.http.stream("POST", path, json=body) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    told = [each for line in lines[:-1] for each in json.loads(line)["choices"]]
+    ended = [each["index"] for each in told if each["finish_reason"] is not None]
+    assert sorted(ended) == [0, 1, 2, 3]
+    for index in range(4):
+        assert [each for each in told if each["index"] == index][-1]["finish_reason"] is not None
+    between = told[[each["finish_reason"] is not None for each in told].index(True) + 1 : -1]
+    assert any(each["finish_reason"] is None for each in between), "they did not end one after the other"
+
+
 def test_echoed_logprobs_are_those_of_score(served, engine, tiny_settings):
     """What lm-evaluation-harness asks of `local-completions`: echo, log-probabilities and one token."""
     context, continuation = "the cat sat", " on the mat"
@@ -112,7 +128,7 @@ def test_events_are_as_the_standard_has_them(served):
         ({"stop_token_ids": [999]}, "stop_token_ids", "vocabulary"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
         ({"seed": -1}, "seed", "from 0"),
-        ({"priority": 2**31}, "priority", "32 bits"),
+        ({"priority": 2**31}, "priority", "1000000"),
         ({"timeout_s": 0}, "timeout_s", "above 0"),
         ({"echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs", "echo"),
         ({"stream": True, "stream_options": {"include": True}}, "stream_options.include", "no such field"),

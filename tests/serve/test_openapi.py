@@ -14,6 +14,7 @@ COUNTS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best
 
 
 # Schemathesis draws what to put into a path with the module `random`, which hypothesis warns of.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 def test_no_request_is_answered_with_a_5xx(served):
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")

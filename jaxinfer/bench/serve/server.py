@@ -85,6 +85,26 @@ class ChildServer:
             return None
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime of proc_pid_stat(5)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self._process.terminate()
+
+    def wait(self, timeout_s: float | int) -> int | None:
+        """Its exit code; None where it has not ended by then."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def log(self) -> str:
+        """What it has written so far."""
+        file = self._log.fileno()  # the server's own position in the file stays
+        return os.pread(file, os.fstat(file).st_size, 0).decode("utf-8", "replace")
+
     def _wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + _START_LIMIT_S
         while _status(self.port, "/ready") != 200:
@@ -95,8 +115,7 @@ class ChildServer:
             time.sleep(_POLL_S)
 
     def _last_line(self) -> str:
-        self._log.seek(0)
-        return self._log.read().strip().rpartition("\n")[2] or "it said nothing"
+        return self.log().strip().rpartition("\n")[2] or "it said nothing"
 
     def _end(self) -> None:
         self._process.terminate()

@@ -51,7 +51,7 @@ class FakeServer:
 
         thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         try:
             yield self.url
         finally:
