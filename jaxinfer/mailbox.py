@@ -83,6 +83,7 @@ class Mailbox:
         waiting = self._item
         waiting.finished, waiting.metrics = output.finished, output.metrics.copy()
         waiting.num_cached_tokens = output.num_cached_tokens
+        waiting.num_generated_tokens = output.num_generated_tokens
         for old, new in zip(waiting.outputs, news, strict=True):
             old.text += new.text
             old.token_ids += new.token_ids

@@ -270,6 +270,7 @@ class RequestOutput:
 
     `prompt_logprobs` has an entry for each token of the prompt, None for the first, which nothing precedes.
     `prompt_hidden_states` is [num_prompt_tokens, D]. `num_cached_tokens` of the prompt were found in the prefix cache.
+    `num_generated_tokens` counts those of choices that `best_of` leaves out too.
     """
 
     request_id: str
@@ -281,6 +282,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_hidden_states: Any = field(default=None, repr=False)
     num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
 
     def __repr__(self) -> str:
         choices = ", ".join(

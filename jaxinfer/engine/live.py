@@ -75,6 +75,7 @@ class LiveRequest:
         """The request as it stands, and the text of each choice that is new."""
         output, (deltas, self.deltas) = self.output, (self.deltas, [""] * len(self.deltas))
         output.num_cached_tokens = self.states[0].sequence.num_cached_tokens
+        output.num_generated_tokens = sum(len(state.sequence.output_ids) for state in self.states)
         if self.finished:
             if self.params.num_choices > self.params.n:
                 output.outputs = _best([state.output for state in self.states], self.params.n)

@@ -28,7 +28,7 @@ from jaxinfer.serve.anthropic import endpoints as anthropic
 from jaxinfer.serve.batch_service import BatchService
 from jaxinfer.serve.bodies import BODIES
 from jaxinfer.serve.fields import notes
-from jaxinfer.serve.middleware import Authentication, BodyLimit, OtherPages
+from jaxinfer.serve.middleware import Authentication, BodyLimit, OtherPages, is_loopback
 from jaxinfer.serve.responses import endpoints as responses
 from jaxinfer.serve.server import Server
 from jaxinfer.serve.sse import ClientGone
@@ -63,7 +63,9 @@ def create_app(server: Server) -> FastAPI:
     app.add_middleware(
         BodyLimit, max_bytes=config.max_body_bytes, streamed={"/v1/files": config.max_file_bytes + MAX_FORM_BYTES}
     )
-    app.add_middleware(OtherPages, allowed_origins=config.allowed_origins)
+    # With keys, a page that somebody led here has none.
+    only_local = is_loopback(config.host) and not config.api_keys
+    app.add_middleware(OtherPages, allowed_origins=config.allowed_origins, only_local=only_local)
     if config.api_keys:
         app.add_middleware(Authentication, keys=config.api_keys, open_paths=page.PATHS)
     if config.allowed_origins:

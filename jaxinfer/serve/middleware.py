@@ -67,24 +67,43 @@ class OtherPages:
     """Refuses what a browser sends for a page of another site, unless that is one of `allowed_origins`.
 
     Without CORS such a page reads no answer, yet a form of it would be stored as a file. Browsers say whose page asks
-    (`Sec-Fetch-Site`, of the W3C's Fetch Metadata); other clients say nothing, and pass.
+    (`Sec-Fetch-Site`, of the W3C's Fetch Metadata); other clients say nothing, and pass. With `only_local`, for a
+    server on loopback, a page must also have come from a local name: one whose own name was made to mean this machine
+    (DNS rebinding) counts as the same site.
     """
 
-    def __init__(self, app: ASGIApp, allowed_origins: Collection[str] = ()):
+    def __init__(self, app: ASGIApp, allowed_origins: Collection[str] = (), only_local: bool = False):
         self._app = app
         self._allowed = frozenset(allowed_origins)
+        self._only_local = only_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
-            headers = Headers(scope=scope)
-            known = "*" in self._allowed or headers.get("origin") in self._allowed
-            if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not known:
-                error = ApiError(
-                    403, "pages of other sites may not use this server (--allowed-origins)", code="origin_not_allowed"
-                )
-                await error_response(error, scope)(scope, receive, send)
-                return
+        if scope["type"] == "http" and self._refuses(scope, Headers(scope=scope)):
+            error = ApiError(
+                403, "pages of other sites may not use this server (--allowed-origins)", code="origin_not_allowed"
+            )
+            await error_response(error, scope)(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+    def _refuses(self, scope: Scope, headers: Headers) -> bool:
+        site, host = headers.get("sec-fetch-site"), headers.get("host", "")
+        if "*" in self._allowed or headers.get("origin") in self._allowed:
+            return False
+        if site in ("cross-site", "same-site"):
+            return scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        if site != "same-origin" or not self._only_local:
+            return False
+        return f"{scope.get('scheme', 'http')}://{host}" not in self._allowed and not is_loopback(_without_port(host))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name means this machine alone."""
+    return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
+
+
+def _without_port(host: str) -> str:
+    return host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
 
 
 def _digest(key: str) -> bytes:

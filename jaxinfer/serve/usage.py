@@ -13,13 +13,13 @@ class Usage:
     def __init__(self, num_prompts: int):
         self._prompt_tokens = [0] * num_prompts
         self._cached_tokens = [0] * num_prompts
-        self._num_completion_tokens = 0
+        self._generated_tokens = [0] * num_prompts
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Take an output of a prompt: all of it, or what is new."""
         self._prompt_tokens[index] = len(output.prompt_token_ids)
         self._cached_tokens[index] = output.num_cached_tokens
-        self._num_completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        self._generated_tokens[index] = output.num_generated_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -32,7 +32,8 @@ class Usage:
 
     @property
     def num_completion_tokens(self) -> int:
-        return self._num_completion_tokens
+        """Of all choices, those that `best_of` leaves out among them."""
+        return sum(self._generated_tokens)
 
     def of_all(self) -> dict[str, Any]:
         """In the shape of the OpenAI API."""

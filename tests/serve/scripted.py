@@ -38,4 +38,5 @@ class Scripted(AsyncLLM):
                 CompletionOutput(index, text[start : start + size], [70], None, self.finish_reason if last else None)
                 for index, text in enumerate(self.texts)
             ]
-            yield RequestOutput(request_id, None, ids, choices, last)
+            num_generated = (start // size + 1) * len(choices)
+            yield RequestOutput(request_id, None, ids, choices, last, num_generated_tokens=num_generated)

@@ -68,6 +68,18 @@ def test_reading_alone_makes_no_token(served):
     assert answer["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_choices_that_are_left_out_are_counted(served, stream):
+    body = {"prompt": PROMPT, "max_tokens": 5, "ignore_eos": True, "best_of": 4, "n": 2, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+        *_, last, _, _ = served.post("/v1/completions", body).text.split("\n\n")
+        usage = json.loads(last.removeprefix("data: "))["usage"]
+    else:
+        usage = served.post("/v1/completions", body).json()["usage"]
+    assert usage["completion_tokens"] == 20
+
+
 def test_text_offsets_point_into_the_text(served):
     body = {"prompt": PROMPT, "echo": True, "max_tokens": 3, "logprobs": 1, "allowed_token_ids": [70, 75, 80]}
     (choice,) = served.post("/v1/completions", body).json()["choices"]

@@ -373,3 +373,16 @@ def test_forms_of_other_pages_store_nothing(served, serving, site):
     assert own.status_code == 200
     with serving(allowed_origins=("https://evil.example",)) as found:
         assert found.http.post("/tokenize", headers=headers, json={"prompt": "a"}).status_code == 200
+
+
+def test_a_page_whose_name_was_made_to_mean_this_machine_is_kept_out(served, serving):
+    same = {"Sec-Fetch-Site": "same-origin"}
+    port = served.url.rsplit(":", 1)[1]
+    for path in ("/status", "/v1/models"):
+        refused = served.get(path, headers={**same, "Host": f"page.example:{port}"})
+        assert refused.status_code == 403 and refused.json()["error"]["code"] == "origin_not_allowed"
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"):
+            assert served.get(path, headers={**same, "Host": host}).status_code == 200
+        assert served.get(path, headers={"Host": "behind.a.proxy"}).status_code == 200, "no browser asks"
+    with serving(allowed_origins=("http://page.example",)) as found:
+        assert found.get("/v1/models", headers={**same, "Host": "page.example"}).status_code == 200
