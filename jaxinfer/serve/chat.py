@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from jaxinfer.request import CompletionOutput, RequestOutput
+from jaxinfer.request import CompletionOutput, RequestOutput, SamplingParams
 from jaxinfer.serve import forms, logprobs, params, prompts
 from jaxinfer.serve.reply import ReplyReader, delta_as_openai
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.server import Call, Generation, Prompt, Server
 from jaxinfer.serve.sse import DONE, EventStream, answer, event, unless_gone
-from jaxinfer.serve.tools.definitions import read_tool_use
+from jaxinfer.serve.tools.definitions import ToolUse, read_tool_use
 from jaxinfer.serve.usage import Usage
 
 router = APIRouter()
@@ -30,10 +30,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     sampling = params.of_chat(server, body)
     ids = await prompts.of_chat(server, body, use)
     call = Call.of(request, body, "chatcmpl")
-    constrained = params.with_calls(server, body, sampling, use, ids)
-    is_made = constrained.structured_outputs is not sampling.structured_outputs
-    with forms.named(body), params.naming_tools(use, is_made):
-        generation = await server.open(call, [Prompt(ids, constrained)], "delta" if body.stream else "final")
+    generation = await open_chat(server, call, body, sampling, use, ids)
     writer = _Writer(server, call, body, partial(server.dialect.reader, use, ids))
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)
@@ -42,6 +39,18 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     finally:
         await generation.close()
     return answer(writer.whole(output))
+
+
+async def open_chat(
+    server: Server, call: Call, body: ChatRequest, sampling: SamplingParams, use: ToolUse, ids: list[int]
+) -> Generation:
+    """Bring a conversation to the engine, under the grammar that its form, its tools and reasoning make; see
+    `Server.open`. What is wrong with the grammar is told of the field that asks for it.
+    """
+    constrained = params.with_calls(server, body, sampling, use, ids)
+    is_made = constrained.structured_outputs is not sampling.structured_outputs
+    with forms.named(body), params.naming_tools(use, is_made):
+        return await server.open(call, [Prompt(ids, constrained)], "delta" if body.stream else "final")
 
 
 class _Writer:

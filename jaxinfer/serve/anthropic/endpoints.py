@@ -13,18 +13,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from jaxinfer.request import CompletionOutput, RequestOutput
-from jaxinfer.serve import forms, params, prompts
+from jaxinfer.serve import params, prompts
 from jaxinfer.serve.anthropic.conversation import chat_of
 from jaxinfer.serve.anthropic.errors import error_body
 from jaxinfer.serve.anthropic.output import Blocks
 from jaxinfer.serve.anthropic.schemas import CountTokensRequest, MessagesRequest
 from jaxinfer.serve.anthropic.tools import tool_use_of
+from jaxinfer.serve.chat import open_chat
 from jaxinfer.serve.checks import renamed
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.forms import JsonSchema, ResponseFormat
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.segments import SegmentReader
-from jaxinfer.serve.server import Call, Generation, Prompt, Server
+from jaxinfer.serve.server import Call, Generation, Server
 from jaxinfer.serve.sse import EventStream, answer, event, unless_gone
 from jaxinfer.serve.tools.definitions import ToolUse
 from jaxinfer.serve.usage import Usage
@@ -56,10 +57,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     ids = prompts.checked(server, await _encode(server, chat, use), "messages")
     call = replace(Call.of(request, chat, "msg"), id=f"msg_{uuid.uuid4().hex}")
     with _RENAMED():
-        constrained = params.with_calls(server, chat, sampling, use, ids)
-    is_made = constrained.structured_outputs is not sampling.structured_outputs
-    with _RENAMED(), forms.named(chat), params.naming_tools(use, is_made):
-        generation = await server.open(call, [Prompt(ids, constrained)], "delta" if body.stream else "final")
+        generation = await open_chat(server, call, chat, sampling, use, ids)
     reader = SegmentReader(server.dialect.reader(use, ids), exact=bool(use.names))
     writer = _Writer(server, call, body, reader)
     if body.stream:

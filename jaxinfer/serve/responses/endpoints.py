@@ -10,7 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from jaxinfer.serve import forms, params, prompts
+from jaxinfer.serve import params, prompts
+from jaxinfer.serve.chat import open_chat
 from jaxinfer.serve.checks import renamed, wrong
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.forms import JsonSchema, ResponseFormat
@@ -27,7 +28,7 @@ from jaxinfer.serve.responses.tools import tool_use_of
 from jaxinfer.serve.responses.writer import Writer
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.segments import SegmentReader
-from jaxinfer.serve.server import Call, Prompt, Server
+from jaxinfer.serve.server import Call, Server
 from jaxinfer.serve.sse import EventStream, answer, dumps, unless_gone
 from jaxinfer.serve.tools.definitions import FieldError, ToolUse
 
@@ -60,10 +61,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     ids = await _encode(server, body, chat, use, items)
     call = replace(Call.of(request, chat, "resp"), id=f"resp_{uuid.uuid4().hex}")
     with _RENAMED():
-        constrained = params.with_calls(server, chat, sampling, use, ids)
-    is_made = constrained.structured_outputs is not sampling.structured_outputs
-    with _RENAMED(), forms.named(chat), params.naming_tools(use, is_made):
-        generation = await server.open(call, [Prompt(ids, constrained)], "delta" if body.stream else "final")
+        generation = await open_chat(server, call, chat, sampling, use, ids)
 
     def keep(response: dict[str, Any]) -> bool:
         stored = StoredResponse(response, tuple(items), size_bytes + len(dumps(response)))
