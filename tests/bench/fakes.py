@@ -66,6 +66,7 @@ class FakeEngine:
         self.scheduler = SimpleNamespace(schedule=lambda: clock.tick(host_s["schedule"]), pages=self)
         self.runner = SimpleNamespace(program=lambda bucket: self._program("dispatch", device_s[0]))
         self.sampler = SimpleNamespace(compile=lambda num_rows: self._program("sampling_dispatch", device_s[1]))
+        self.reader = SimpleNamespace(_take=self._take)
         self._unfilled: list[str] = []
         self._in_flight: tuple[list[str], FakeArray] | None = None
         self._device_free_at_s = 0.0
@@ -120,7 +121,7 @@ class FakeEngine:
         tokens.block_until_ready()
         alive = [key for key in request_ids if key in self.requests]
         for _ in alive:
-            self._take(len(alive))
+            self.reader._take(len(alive))
         return dict(zip(alive, self._sampled(alive), strict=True))
 
     def _take(self, num_rows: int) -> None:

@@ -117,15 +117,30 @@ def _wrong_usage(case: Case, answer: Answer) -> Iterator[str]:
     if expect.prompt_tokens is not None and num_prompt != expect.prompt_tokens:
         yield f"{num_prompt} prompt tokens are told, {expect.prompt_tokens} were sent"
     if expect.max_tokens is not None:
-        most = expect.max_tokens * max(1, len(answer.choices))
+        num_shown, num_made = _num_choices(case)
+        most = expect.max_tokens * max(1, len(answer.choices)) * num_made // num_shown
         if num_output > most or (expect.exact and num_output != most):
             yield f"{num_output} tokens are told, {'' if expect.exact else 'at most '}{most} were asked for"
     yield from _wrong_counts(case, answer, num_prompt, num_output)
 
 
+def _num_choices(case: Case) -> tuple[int, int]:
+    """How many choices of a prompt are shown, and how many are made, whose tokens the usage counts."""
+    num_shown = case.body.get("n") or 1
+    return num_shown, case.body.get("best_of") or num_shown
+
+
 def _wrong_counts(case: Case, answer: Answer, num_prompt: int, num_output: int) -> Iterator[str]:
     """Counts that must be the usage's."""
     choices = list(answer.choices.values())
+    of_prompt = [choice.num_prompt_logprobs for choice in choices if choice.num_prompt_logprobs is not None]
+    if isinstance(case.body.get("prompt"), list) and case.body["prompt"] and type(case.body["prompt"][0]) is int:
+        for num in of_prompt:
+            if num != num_prompt:
+                yield f"{num} entries of prompt_logprobs for {num_prompt} tokens"
+    num_shown, num_made = _num_choices(case)
+    if num_made > num_shown:
+        return
     if all(choice.token_ids is not None for choice in choices) and choices:
         came = sum(len(choice.token_ids or ()) for choice in choices)
         if came != num_output:
@@ -135,8 +150,3 @@ def _wrong_counts(case: Case, answer: Answer, num_prompt: int, num_output: int) 
         echoed = num_prompt * case.body.get("n", 1) if case.body.get("echo") else 0
         if came != num_output + echoed:
             yield f"log-probabilities of {came} tokens came, {num_output + echoed} are told"
-    of_prompt = [choice.num_prompt_logprobs for choice in choices if choice.num_prompt_logprobs is not None]
-    if isinstance(case.body.get("prompt"), list) and case.body["prompt"] and type(case.body["prompt"][0]) is int:
-        for num in of_prompt:
-            if num != num_prompt:
-                yield f"{num} entries of prompt_logprobs for {num_prompt} tokens"
