@@ -6,28 +6,14 @@ import pytest
 
 from jaxinfer.engine.outputs import OutputState
 from jaxinfer.request import SamplingParams, SequenceState
-from jaxinfer.tokenizer import Tokenizer, tokenizer_from_gguf
+from jaxinfer.tokenizer import Tokenizer
 from jaxinfer.tokenizer.token_index import TokenIndex
-
-
-def spelled(pieces: list[str]) -> Tokenizer:
-    """A SentencePiece vocabulary: <unk> <s> </s>, 256 bytes, then the pieces."""
-    fixed = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    metadata = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [*fixed, *pieces],
-        "tokenizer.ggml.scores": [0.0] * len(fixed) + [-float(rank) for rank in range(len(pieces))],
-        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(pieces)],
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
-    return tokenizer_from_gguf(metadata, "sp")
+from tests.structured.vocabulary import vocabulary
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return spelled(["▁is", "▁Paris", "a", "b", ".", "c", "d"])
+    return vocabulary(["▁is", "▁Paris", "a", "b", ".", "c", "d"])
 
 
 def follow(tokenizer: Tokenizer, prompt: list[int], ids: list[int], **fields) -> OutputState:
