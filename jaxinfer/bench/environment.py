@@ -28,7 +28,7 @@ def environment(dtype: str, source: str) -> dict[str, str | int]:
     import jax
 
     return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": _now(),
         "jax": jax.__version__,
         "python": platform.python_version(),
         "cpu": cpu_model(),
@@ -37,3 +37,18 @@ def environment(dtype: str, source: str) -> dict[str, str | int]:
         "dtype": dtype,
         "model": source,
     }
+
+
+def client_environment(server: str, model: str, load: float | int) -> dict[str, str]:
+    """Date, machine, and what was asked: the server in words, and the machine's load before. Imports no jax."""
+    return {
+        "date": _now(),
+        "server": server,
+        "model": model,
+        "client": f"Python {platform.python_version()}, {num_cores()} cores of {cpu_model()}",
+        "load": f"{load:.2f} on this machine before",
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

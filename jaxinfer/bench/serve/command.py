@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import itertools
 import json
 import os
-import platform
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxinfer.bench.environment import cpu_model, num_cores
+from jaxinfer.bench.environment import client_environment
 from jaxinfer.bench.serve.arrivals import PROCESSES, Load
 from jaxinfer.bench.serve.client import import_aiohttp, normalize_url
 from jaxinfer.bench.serve.compare import Sizes, compare
@@ -164,13 +162,7 @@ def _report(
     shown = _OF_COMPARISON if arguments.compare_in_process else vars(arguments)
     hidden = {"command", "run", "as_text", "json", "log_level", "api_key"}
     settings = {name: value for name, value in vars(arguments).items() if name in shown and name not in hidden}
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "server": server,
-        "model": model,
-        "client": f"Python {platform.python_version()}, {num_cores()} cores of {cpu_model()}",
-        "load": f"{load:.2f} on this machine before",
-    }
+    about = client_environment(server, model, load)
     settings = {name: value for name, value in settings.items() if value is not None}
     code = int(failed(results))
     return {"environment": about, "settings": settings, "results": results, "targets": targets, "exit_code": code}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
-import platform
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.bench.environment import cpu_model, num_cores
+from jaxinfer.bench.environment import client_environment
 from jaxinfer.bench.serve.client import import_aiohttp, normalize_url
 from jaxinfer.bench.serve.server import ChildServer, ended_by_signals
 from jaxinfer.bench.soak.client import Clients
@@ -91,13 +89,7 @@ async def soak(
 def _report(
     arguments: argparse.Namespace, load: float, server: str, model: str, results: dict[str, Any]
 ) -> dict[str, Any]:
-    about = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "server": server,
-        "model": model,
-        "client": f"Python {platform.python_version()}, {num_cores()} cores of {cpu_model()}",
-        "load": f"{load:.2f} on this machine before",
-    }
+    about = client_environment(server, model, load)
     shown = ("minutes", "concurrency", "seed", "only", "server_args")
     settings = {name: getattr(arguments, name) for name in shown if getattr(arguments, name) not in (None, "")}
     settings["tolerated growth"] = f"{TOLERATED_BYTES >> 20} MiB + {TOLERATED_SHARE:.0%}"
