@@ -30,6 +30,8 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from jaxinfer.user_folders import user_folder
+
 logger = logging.getLogger("jaxinfer")
 
 LIMIT_BYTES = 1 << 30
@@ -165,14 +167,7 @@ def open_store(compilation_cache: Any) -> ProgramStore | None:
 
 def user_cache_folder() -> Path:
     """Where this user's programs are kept: `jaxinfer/programs` in the platform's folder for caches."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:  # the XDG base directory specification, which has relative paths ignored
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        base = base if os.path.isabs(base) else None
-    return Path(base or "~/.cache").expanduser() / "jaxinfer" / "programs"
+    return user_folder("cache").expanduser() / "programs"
 
 
 def _jax_caches() -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from jaxinfer.phases import LOG_LEVELS
 from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.reasoning import REASONING_PARSERS
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS
+from jaxinfer.user_folders import user_folder
 
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -234,14 +233,7 @@ def _batch_dir(given: str | None) -> Path | None:
     """The folder for files and batches: what is given, or `jaxinfer/serve` in the user's folder for data."""
     if given == "none":
         return None
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-    elif sys.platform == "darwin":
-        base = "~/Library/Application Support"
-    else:  # the XDG base directory specification, which has relative paths ignored
-        base = os.environ.get("XDG_DATA_HOME", "")
-        base = base if os.path.isabs(base) else None
-    folder = Path(given) if given is not None else Path(base or "~/.local/share") / "jaxinfer" / "serve"
+    folder = Path(given) if given is not None else user_folder("data") / "serve"
     try:
         return folder.expanduser()
     except RuntimeError:  # there is no home folder
