@@ -13,8 +13,8 @@ from jaxinfer.request import CompletionOutput, RequestOutput, SamplingParams
 from jaxinfer.serve import forms, logprobs, params, prompts
 from jaxinfer.serve.reply import ReplyReader, delta_as_openai
 from jaxinfer.serve.schemas import ChatRequest
-from jaxinfer.serve.server import Call, Generation, Prompt, Server
-from jaxinfer.serve.sse import DONE, EventStream, answer, event, unless_gone
+from jaxinfer.serve.server import Call, Generation, Prompt, Server, finals
+from jaxinfer.serve.sse import DONE, EventStream, answer, event
 from jaxinfer.serve.tools.definitions import ToolUse, read_tool_use
 from jaxinfer.serve.usage import Usage
 
@@ -34,10 +34,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     writer = _Writer(server, call, body, partial(server.dialect.reader, use, ids))
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)
-    try:
-        (output,) = await unless_gone(request, generation.finals())
-    finally:
-        await generation.close()
+    (output,) = await finals(request, generation)
     return answer(writer.whole(output))
 
 

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from jaxinfer.request import CompletionOutput, RequestOutput
 from jaxinfer.serve import forms, logprobs, params, prompts
 from jaxinfer.serve.schemas import CompletionRequest
-from jaxinfer.serve.server import Call, Generation, Prompt, Server
-from jaxinfer.serve.sse import DONE, EventStream, answer, event, unless_gone
+from jaxinfer.serve.server import Call, Generation, Prompt, Server, finals
+from jaxinfer.serve.sse import DONE, EventStream, answer, event
 from jaxinfer.serve.usage import Usage
 
 router = APIRouter()
@@ -31,10 +31,7 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     writer = _Writer(server, call, body, asked)
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s)
-    try:
-        outputs = await unless_gone(request, generation.finals())
-    finally:
-        await generation.close()
+    outputs = await finals(request, generation)
     return answer(writer.whole(outputs))
 
 

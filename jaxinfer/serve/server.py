@@ -22,6 +22,7 @@ from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.request_log import RequestRecord
 from jaxinfer.serve.responses.store import ResponseStore
 from jaxinfer.serve.schemas import GenerationBody
+from jaxinfer.serve.sse import unless_gone
 from jaxinfer.serve.tracing import Tracer
 from jaxinfer.tokenizer import Tokenizer
 
@@ -291,6 +292,14 @@ class Generation:
         if self.call.record is not None:
             self.call.record.end()
         await self._held.aclose()
+
+
+async def finals(request: Request, generation: Generation) -> list[RequestOutput]:
+    """A generation's whole outputs, after which it is closed; given up when the client goes, with `ClientGone`."""
+    try:
+        return await unless_gone(request, generation.finals())
+    finally:
+        await generation.close()
 
 
 def checked(output: RequestOutput) -> RequestOutput:

@@ -25,8 +25,8 @@ from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.forms import JsonSchema, ResponseFormat
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.segments import SegmentReader
-from jaxinfer.serve.server import Call, Generation, Server
-from jaxinfer.serve.sse import EventStream, answer, event, unless_gone
+from jaxinfer.serve.server import Call, Generation, Server, finals
+from jaxinfer.serve.sse import EventStream, answer, event
 from jaxinfer.serve.tools.definitions import ToolUse
 from jaxinfer.serve.usage import Usage
 
@@ -62,10 +62,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
     writer = _Writer(server, call, body, reader)
     if body.stream:
         return EventStream(writer.events(generation), generation.close, server.config.stream_timeout_s, _failed)
-    try:
-        (output,) = await unless_gone(request, generation.finals())
-    finally:
-        await generation.close()
+    (output,) = await finals(request, generation)
     return answer(await writer.whole(output))
 
 

@@ -28,8 +28,8 @@ from jaxinfer.serve.responses.tools import tool_use_of
 from jaxinfer.serve.responses.writer import Writer
 from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.segments import SegmentReader
-from jaxinfer.serve.server import Call, Server
-from jaxinfer.serve.sse import EventStream, answer, dumps, unless_gone
+from jaxinfer.serve.server import Call, Server, finals
+from jaxinfer.serve.sse import EventStream, answer, dumps
 from jaxinfer.serve.tools.definitions import FieldError, ToolUse
 
 router = APIRouter()
@@ -75,10 +75,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     if body.stream:
         timeout_s = server.config.stream_timeout_s
         return EventStream(writer.events(generation), generation.close, timeout_s, writer.failed)
-    try:
-        (output,) = await unless_gone(request, generation.finals())
-    finally:
-        await generation.close()
+    (output,) = await finals(request, generation)
     return answer(await writer.whole(output))
 
 
