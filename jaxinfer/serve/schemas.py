@@ -27,8 +27,30 @@ class StreamOptions(Body):
     include_obfuscation: Annotated[Literal[False] | None, Field(description="padding is not made")] = None
 
 
-class GenerationBody(Body):
-    """What every endpoint that generates takes."""
+class Extensions(Body):
+    """What every endpoint that generates takes, by the same names, where its own API has no such field."""
+
+    top_k: Annotated[int | None, Sampled] = None
+    min_p: Annotated[Number | None, Sampled] = None
+    seed: Annotated[int | None, Sampled] = None
+    presence_penalty: Annotated[Number | None, Sampled] = None
+    frequency_penalty: Annotated[Number | None, Sampled] = None
+    repetition_penalty: Annotated[Number | None, Sampled] = None
+    logit_bias: Annotated[dict[str, Number] | None, BeforeValidator(first_wrong), Sampled] = None
+    min_tokens: Annotated[int | None, Enforced("SamplingParams: token mask")] = None
+    ignore_eos: Annotated[bool | None, Enforced("SamplingParams: detokenizer")] = None
+    priority: Annotated[int | None, Enforced("RequestOptions.priority: the scheduler's order")] = None
+    cache_salt: Annotated[str | None, Enforced("RequestOptions.cache_salt: the prefix cache")] = None
+    timeout_s: Annotated[Number | None, Enforced("RequestOptions.timeout_s: up to the server's limit")] = None
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        """Those that are set."""
+        return {name: value for name in Extensions.model_fields if (value := getattr(self, name)) is not None}
+
+
+class GenerationBody(Extensions):
+    """What completions and chat completions take."""
 
     model: Annotated[str | None, Enforced("Server.check_model: 404 for another model's name")] = None
     stream: Annotated[bool | None, Enforced("the answer is a stream of server-sent events")] = None
@@ -36,14 +58,7 @@ class GenerationBody(Body):
     n: Annotated[int | None, Sampled] = None
     temperature: Annotated[Number | None, Sampled] = None
     top_p: Annotated[Number | None, Sampled] = None
-    top_k: Annotated[int | None, Sampled] = None
-    min_p: Annotated[Number | None, Sampled] = None
     typical_p: Annotated[Number | None, Sampled] = None
-    seed: Annotated[int | None, Sampled] = None
-    presence_penalty: Annotated[Number | None, Sampled] = None
-    frequency_penalty: Annotated[Number | None, Sampled] = None
-    repetition_penalty: Annotated[Number | None, Sampled] = None
-    logit_bias: Annotated[dict[str, Number] | None, BeforeValidator(first_wrong), Sampled] = None
     allowed_token_ids: Annotated[Ids | None, Enforced("SamplingParams: token mask")] = None
     bad_words: Annotated[Texts | None, Enforced("SamplingParams: token mask")] = None
     logits_processors: Annotated[
@@ -52,10 +67,8 @@ class GenerationBody(Body):
         Enforced("SamplingParams: registered processors, by name"),
     ] = None
     max_tokens: Annotated[int | None, Enforced("SamplingParams: the scheduler ends the sequence")] = None
-    min_tokens: Annotated[int | None, Enforced("SamplingParams: token mask")] = None
     stop: Annotated[Text | Texts | None, Enforced("SamplingParams: detokenizer")] = None
     stop_token_ids: Annotated[Ids | None, Enforced("SamplingParams: detokenizer")] = None
-    ignore_eos: Annotated[bool | None, Enforced("SamplingParams: detokenizer")] = None
     include_stop_str_in_output: Annotated[bool | None, Enforced("SamplingParams: detokenizer")] = None
     skip_special_tokens: Annotated[bool | None, Enforced("SamplingParams: detokenizer")] = None
     spaces_between_special_tokens: Annotated[
@@ -75,9 +88,6 @@ class GenerationBody(Body):
     guided_grammar: Annotated[str | None, Formed] = None
     user: Annotated[Name | None, Enforced("RequestOptions.tenant: fair shares and limits, unless keys say who")] = None
     safety_identifier: Annotated[Name | None, Enforced("in place of user, where that is absent")] = None
-    priority: Annotated[int | None, Enforced("RequestOptions.priority: the scheduler's order")] = None
-    cache_salt: Annotated[str | None, Enforced("RequestOptions.cache_salt: the prefix cache")] = None
-    timeout_s: Annotated[Number | None, Enforced("RequestOptions.timeout_s: up to the server's limit")] = None
     store: Annotated[Literal[False] | None, Accepted("nothing is stored")] = None
     metadata: Annotated[dict[str, Any] | None, Accepted("the client's own; nothing is stored")] = None
     service_tier: Annotated[Literal["auto", "default"] | None, Accepted("there is one tier")] = None

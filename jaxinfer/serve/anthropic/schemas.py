@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from jaxinfer.serve.extensions import Extensions
 from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused
-from jaxinfer.serve.schemas import Name, Number, Sampled, Text
+from jaxinfer.serve.schemas import Extensions, Name, Number, Sampled, Text
 
 MAX_STOP_SEQUENCES = 64
 

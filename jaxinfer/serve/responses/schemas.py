@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from jaxinfer.serve.extensions import Extensions
 from jaxinfer.serve.fields import Accepted, Body, Enforced, Refused
-from jaxinfer.serve.schemas import Name, Number, Sampled, Text, Texts
+from jaxinfer.serve.schemas import Extensions, Name, Number, Sampled, Text, Texts
 
 LOGPROBS = "message.output_text.logprobs"
 MetadataText = Annotated[str, Field(max_length=512)]
