@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -110,17 +110,60 @@ def make_parser() -> argparse.ArgumentParser:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-queue-len", type=int, default=256, metavar="N", help="sequences that may wait")
     limits.add_argument("--max-requests-per-tenant", type=int, metavar="N", help="at once")
-    limits.add_argument("--max-body-size", type=size_bytes, default=8 << 20, metavar="SIZE", help="of a request: 8M")
+    limits.add_argument(
+        "--max-body-size",
+        dest="max_body_bytes",
+        type=size_bytes,
+        default=8 << 20,
+        metavar="SIZE",
+        help="of a request: 8M",
+    )
     limits.add_argument("--max-stored-responses", type=int, default=1000, metavar="N", help="of /v1/responses; or 0")
-    limits.add_argument("--max-responses-size", type=size_bytes, default=64 << 20, metavar="SIZE", help="of those: 64M")
-    limits.add_argument("--request-timeout", type=float, metavar="S", help="after which a request ends as it stands")
-    limits.add_argument("--stream-timeout", type=float, default=60.0, metavar="S", help="a stream may be left unread")
-    limits.add_argument("--drain-timeout", type=float, default=30.0, metavar="S", help="to finish after SIGTERM")
+    limits.add_argument(
+        "--max-responses-size",
+        dest="max_responses_bytes",
+        type=size_bytes,
+        default=64 << 20,
+        metavar="SIZE",
+        help="of those: 64M",
+    )
+    limits.add_argument(
+        "--request-timeout",
+        dest="request_timeout_s",
+        type=float,
+        metavar="S",
+        help="after which a request ends as it stands",
+    )
+    limits.add_argument(
+        "--stream-timeout",
+        dest="stream_timeout_s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a stream may be left unread",
+    )
+    limits.add_argument(
+        "--drain-timeout", dest="drain_timeout_s", type=float, default=30.0, metavar="S", help="to finish after SIGTERM"
+    )
     batches = parser.add_argument_group("batches")
     batches.add_argument("--batch-dir", metavar="FOLDER", help="for files and batches; the user's by default, or none")
     batches.add_argument("--max-batch-seqs", type=int, metavar="N", help="requests of batches at once")
-    batches.add_argument("--max-file-size", type=size_bytes, default=200 << 20, metavar="SIZE", help="of a file: 200M")
-    batches.add_argument("--max-stored-size", type=size_bytes, default=10 << 30, metavar="SIZE", help="of all: 10G")
+    batches.add_argument(
+        "--max-file-size",
+        dest="max_file_bytes",
+        type=size_bytes,
+        default=200 << 20,
+        metavar="SIZE",
+        help="of a file: 200M",
+    )
+    batches.add_argument(
+        "--max-stored-size",
+        dest="max_stored_bytes",
+        type=size_bytes,
+        default=10 << 30,
+        metavar="SIZE",
+        help="of all: 10G",
+    )
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info")
     logs.add_argument("--log-format", choices=("text", "json"), default="text", help="of the line that a request gets")
@@ -184,48 +227,25 @@ def _one(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, p
     return argparse.Namespace(**{action.dest: getattr(found, action.dest)})
 
 
-_NOT_OF_ENGINE = frozenset(
-    ("config", "model", "served_model_name", "chat_template", "host", "port", "api_key", "api_key_file")
-    + ("allowed_origins", "ssl_keyfile", "ssl_certfile", "max_queue_len", "max_requests_per_tenant", "max_body_size")
-    + ("request_timeout", "stream_timeout", "drain_timeout", "log_level", "pooling")
-    + ("batch_dir", "max_batch_seqs", "max_file_size", "max_stored_size", "max_stored_responses", "max_responses_size")
-    + ("log_format", "log_prompts", "otlp_traces_endpoint", "tool_call_parser", "reasoning_parser")
-)
+_OF_SERVER = frozenset(field.name for field in fields(ServerConfig))
+_OF_COMMAND = frozenset(("config", "model", "served_model_name", "api_key", "api_key_file", "log_level"))
 
 
 def _settings(flags: argparse.Namespace) -> Settings:
+    """Flags go where a setting has their name: to the server's configuration, else to the engine."""
+    given = vars(flags)
+    own = {
+        "batch_dir": _batch_dir(flags.batch_dir),
+        "needs_batch_dir": flags.batch_dir is not None,
+        "api_keys": _api_keys(flags),
+        "allowed_origins": tuple(flags.allowed_origins),
+        "chat_template": _template(flags.chat_template),
+    }
     try:
-        server = ServerConfig(
-            host=flags.host,
-            port=flags.port,
-            max_queue_len=flags.max_queue_len,
-            max_requests_per_tenant=flags.max_requests_per_tenant,
-            max_body_bytes=flags.max_body_size,
-            request_timeout_s=flags.request_timeout,
-            stream_timeout_s=flags.stream_timeout,
-            drain_timeout_s=flags.drain_timeout,
-            pooling=flags.pooling,
-            batch_dir=_batch_dir(flags.batch_dir),
-            needs_batch_dir=flags.batch_dir is not None,
-            max_batch_seqs=flags.max_batch_seqs,
-            max_file_bytes=flags.max_file_size,
-            max_stored_responses=flags.max_stored_responses,
-            max_responses_bytes=flags.max_responses_size,
-            max_stored_bytes=flags.max_stored_size,
-            api_keys=_api_keys(flags),
-            allowed_origins=tuple(flags.allowed_origins),
-            chat_template=_template(flags.chat_template),
-            tool_call_parser=flags.tool_call_parser,
-            reasoning_parser=flags.reasoning_parser,
-            ssl_keyfile=flags.ssl_keyfile,
-            ssl_certfile=flags.ssl_certfile,
-            log_format=flags.log_format,
-            log_prompts=flags.log_prompts,
-            otlp_traces_endpoint=flags.otlp_traces_endpoint,
-        )
+        server = ServerConfig(**{**{name: value for name, value in given.items() if name in _OF_SERVER}, **own})
     except ValueError as error:
         raise UsageError(str(error)) from None
-    engine = {name: value for name, value in vars(flags).items() if name not in _NOT_OF_ENGINE}
+    engine = {name: value for name, value in given.items() if name not in _OF_SERVER | _OF_COMMAND}
     return Settings(flags.model, tuple(flags.served_model_name or ()), engine, server, flags.log_level)
 
 
