@@ -167,7 +167,9 @@ def make_parser() -> argparse.ArgumentParser:
     logs = parser.add_argument_group("logs")
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info")
     logs.add_argument("--log-format", choices=("text", "json"), default="text", help="of the line that a request gets")
-    logs.add_argument("--log-prompts", action="store_true", help="have these lines hold the prompts")
+    logs.add_argument(
+        "--log-prompts", action=argparse.BooleanOptionalAction, default=False, help="have these lines hold the prompts"
+    )
     logs.add_argument("--otlp-traces-endpoint", metavar="URL", help="for spans: http://localhost:4318/v1/traces")
     return parser
 

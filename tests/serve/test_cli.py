@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jaxinfer.serve.cli import UsageError, parse
+from jaxinfer.serve.cli import UsageError, make_parser, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "checkpoints" / "tiny-llama")
@@ -48,6 +49,19 @@ def test_a_file_sets_flags_and_the_command_line_goes_first(tmp_path):
     assert settings.engine["tenant_weights"] == {"ann": 2}
     assert (settings.server.max_body_bytes, settings.server.host) == (2 << 20, "127.0.0.2")
     assert settings.server.api_keys == {"k1": "ann"}
+
+
+def test_every_flag_may_stand_in_a_file(tmp_path):
+    """What a flag takes on the command line, a line of the file takes too."""
+    own = {"log_level": "info", "log_format": "json", "pooling": "last", "tenant_weights": {"ann": 2}}
+    own |= {"tool_call_parser": "hermes", "reasoning_parser": "none"}
+    file = tmp_path / "serve.yaml"
+    for action in make_parser()._actions:
+        if action.dest in ("help", "config", "api_key_file", "chat_template", "ssl_keyfile", "ssl_certfile"):
+            continue
+        value = own.get(action.dest, True if isinstance(action, argparse.BooleanOptionalAction) else "4")
+        file.write_text(json.dumps({action.option_strings[0].removeprefix("--"): value}))
+        parse(["--config", str(file)])
 
 
 @pytest.mark.parametrize(
