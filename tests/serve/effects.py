@@ -206,11 +206,11 @@ def _metadata(ask: Ask) -> None:
     assert ask.answer(metadata={"run": "7"})["metadata"] == {"run": "7"}
 
 
-def _tenant(ask: Ask) -> None:
+def tenant(ask: Ask) -> None:
     assert ask.passed(user="ann")["tenant"] == "ann" and ask.passed()["tenant"] == ""
 
 
-def _safety_identifier(ask: Ask) -> None:
+def safety_identifier(ask: Ask) -> None:
     assert ask.passed(safety_identifier="ann")["tenant"] == "ann"
     assert ask.passed(safety_identifier="ann", user="bob")["tenant"] == "bob"
 
@@ -289,8 +289,8 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "tools": _tools,
         "tool_choice": _tool_choice,
         "parallel_tool_calls": _parallel,
-        "user": _tenant,
-        "safety_identifier": _safety_identifier,
+        "user": tenant,
+        "safety_identifier": safety_identifier,
     },
     MESSAGES: {
         **EXTENSIONS,

@@ -164,15 +164,6 @@ def _as_ids(ask: Endpoint) -> None:
     assert names == [f"token_id:{token}" for token in choice["token_ids"]]
 
 
-def _tenant(ask: Endpoint) -> None:
-    assert ask.passed(user="ann")["tenant"] == "ann" and ask.passed()["tenant"] == ""
-
-
-def _safety_identifier(ask: Endpoint) -> None:
-    assert ask.passed(safety_identifier="ann")["tenant"] == "ann"
-    assert ask.passed(safety_identifier="ann", user="bob")["tenant"] == "bob"
-
-
 def _priority(ask: Endpoint) -> None:
     assert ask.passed(priority=-3)["priority"] == -3
     assert ask.error(priority=2**40)["param"] == "priority"
@@ -256,8 +247,8 @@ GENERATION: dict[str, Check] = {
     "truncate_prompt_tokens": _truncate,
     "return_token_ids": _return_ids,
     "return_tokens_as_token_ids": _as_ids,
-    "user": _tenant,
-    "safety_identifier": _safety_identifier,
+    "user": effects.tenant,
+    "safety_identifier": effects.safety_identifier,
     "priority": _priority,
     "cache_salt": _cache_salt,
     "timeout_s": _timeout,
@@ -389,7 +380,7 @@ EFFECTS: dict[str, dict[str, Check]] = {
         "return_token_strs": _token_strings,
     },
     "/detokenize": {"model": _model, "tokens": _tokens},
-    **offline_effects.effects(_model, _tenant, _priority),
+    **offline_effects.effects(_model, effects.tenant, _priority),
     **effects.EFFECTS,
 }
 
