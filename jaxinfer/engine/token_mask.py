@@ -11,6 +11,13 @@ from jaxinfer.sampling.inputs import pack_mask
 from jaxinfer.structured.grammar import Matcher
 from jaxinfer.tokenizer.token_index import TokenIndex
 
+_NO_TOKEN, _BAD_FORM = "no token is allowed", "structured_outputs"
+
+
+def is_of_options(reason: str) -> bool:
+    """Whether a sequence that failed for this reason failed by what its request asks: by `TokenMask.why_empty`."""
+    return reason.startswith((f"{_NO_TOKEN}: ", f"{_BAD_FORM}: "))
+
 
 class BadWords:
     """Follows an output and tells which tokens would complete one of `words` in its text, in whatever tokens.
@@ -125,7 +132,7 @@ class TokenMask:
         if self._matcher is not None:
             masks["structured_outputs"] = self._form(self._matcher)
         if self.error:
-            return f"structured_outputs: {self.error}"
+            return f"{_BAD_FORM}: {self.error}"
         if num_output_tokens < self._min_tokens:
             masks[f"min_tokens={self._min_tokens}"] = self._without(self._ends)
         if self._params.allowed_token_ids is not None:
@@ -135,7 +142,7 @@ class TokenMask:
         needed = [name for name in masks if _leave_some([masks[other] for other in masks if other != name])]
         names = needed or list(masks)
         together = " and ".join(names) + (" together leave none" if len(names) > 1 else " leaves none")
-        return f"no token is allowed: {together} after {num_output_tokens} tokens"
+        return f"{_NO_TOKEN}: {together} after {num_output_tokens} tokens"
 
 
 def _leave_some(masks: list[np.ndarray]) -> bool:

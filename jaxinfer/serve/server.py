@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from jaxinfer.async_llm import AsyncLLM
+from jaxinfer.engine.token_mask import is_of_options
 from jaxinfer.mailbox import OutputKind
 from jaxinfer.request import RequestOutput, SamplingParams
 from jaxinfer.serve.admission import Admission
@@ -307,7 +308,7 @@ def checked(output: RequestOutput) -> RequestOutput:
     for choice in output.outputs:
         if choice.finish_reason == "error":
             reason = str(choice.stop_reason)
-            if reason.startswith("no token is allowed"):
+            if is_of_options(reason):
                 raise ApiError(400, f"the request cannot go on: {reason}", code="no_token_allowed")
             raise ApiError(500, "the request failed in the engine; the server's log has the details", code="failed")
     return output

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 LONG = {"prompt": "once", "max_tokens": 200, "ignore_eos": True}
@@ -386,3 +387,16 @@ def test_a_page_whose_name_was_made_to_mean_this_machine_is_kept_out(served, ser
         assert served.get(path, headers={"Host": "behind.a.proxy"}).status_code == 200, "no browser asks"
     with serving(allowed_origins=("http://page.example",)) as found:
         assert found.get("/v1/models", headers={**same, "Host": "page.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_cannot_be_followed_to_its_end_is_the_requests_own_fault(served, monkeypatch, stream):
+    body = {"prompt": "x", "guided_regex": "[ab]{9}c", "max_tokens": 12, "stream": stream}
+    assert served.post("/v1/completions", body).status_code == 200  # compiled now
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxinfer.structured.grammar._compute_mask", lambda *_: (np.zeros(9, np.uint32), "too complex"))
+        answer = served.post("/v1/completions", body)
+    text = answer.text.split("\n\n")[-2 if stream else 0].removeprefix("data: ")
+    error = json.loads(text)["error"]
+    assert "too complex" in error["message"] and error["type"] == "invalid_request_error"
+    assert stream or answer.status_code == 400
