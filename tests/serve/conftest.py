@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.serve.waiting import is_idle, wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "checkpoints" / "tiny-llama")
 ENGINE = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, "verbose": False}
@@ -153,10 +155,7 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if "engine" not in request.fixturenames:
         return
     llm = request.getfixturevalue("engine")
-    deadline = threading.Event()
-    for _ in range(3000):
-        stats = llm.stats()
-        if not stats["num_running"] and not stats["queue_len"] and not stats["pages_used"]:
-            return
-        deadline.wait(0.02)
-    pytest.fail(f"requests or pages are left: {llm.stats()}")
+    try:
+        wait_until(partial(is_idle, llm))
+    except AssertionError:
+        pytest.fail(f"requests or pages are left: {llm.stats()}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+from functools import partial
 from typing import Literal
 
 import anthropic
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from jaxinfer.serve.anthropic.schemas import MessagesRequest
 from jaxinfer.serve.fields import Refused, notes
+from tests.serve.waiting import is_idle, wait_until
 
 MESSAGES = [{"role": "user", "content": "hello there"}]
 ASKED = {"model": "tiny", "max_tokens": 20, "messages": MESSAGES, "extra_body": {"seed": 5}}
@@ -294,7 +295,4 @@ def test_a_client_that_goes_frees_what_it_had(served, engine):
             if event.type == "content_block_delta":
                 break
         assert engine.stats()["pages_used"] > 0
-    deadline_s = time.monotonic() + 30
-    while engine.stats()["pages_used"] and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert not engine.stats()["pages_used"] and not engine.stats()["num_running"]
+    wait_until(partial(is_idle, engine))

@@ -13,14 +13,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from tests.serve.waiting import wait_until
+
 LONG = {"prompt": "once", "max_tokens": 200, "ignore_eos": True}
-
-
-def wait_until(condition, timeout_s=60.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.005)
 
 
 @contextmanager

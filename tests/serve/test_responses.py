@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Literal
 
 import openai
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from jaxinfer.serve.fields import Refused, notes
 from jaxinfer.serve.responses.schemas import ResponsesRequest
 from jaxinfer.serve.responses.store import ResponseStore, StoredResponse
+from tests.serve.waiting import is_idle, wait_until
 
 ASKED = {"model": "tiny", "input": "hello there", "max_output_tokens": 20, "extra_body": {"seed": 5}}
 LOGPROBS = "message.output_text.logprobs"
@@ -367,10 +369,7 @@ def test_a_client_that_goes_frees_what_it_had(served, engine):
             if "output_text.delta" in line:
                 break
         assert engine.stats()["pages_used"] > 0
-    deadline_s = time.monotonic() + 30
-    while engine.stats()["pages_used"] and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert not engine.stats()["pages_used"] and not engine.stats()["num_running"]
+    wait_until(partial(is_idle, engine))
 
 
 def test_a_timeout_leaves_a_failed_response_with_its_output(served):
