@@ -24,7 +24,7 @@ async def outputs(server: Server, call: Call, prompts: Sequence[Prompt]) -> Asyn
     width = min(len(prompts), server.llm.max_num_seqs)
     waiting = iter(enumerate(prompts))
     running: set[asyncio.Task[tuple[int, RequestOutput]]] = set()
-    with server.hold(call, [_id_of(call, index) for index in range(len(prompts))], width):
+    with server.hold(call, len(prompts), width):
         try:
             while True:
                 while len(running) < width and (following := next(waiting, None)) is not None:
@@ -40,20 +40,8 @@ async def outputs(server: Server, call: Call, prompts: Sequence[Prompt]) -> Asyn
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def _id_of(call: Call, index: int) -> str:
-    return f"{call.id}-{index}"
-
-
 async def _one(server: Server, call: Call, index: int, prompt: Prompt) -> tuple[int, RequestOutput]:
-    stream = await server.llm.submit(
-        {"prompt_token_ids": prompt.token_ids, "cache_salt": call.cache_salt},
-        prompt.params,
-        _id_of(call, index),
-        output_kind="final",
-        priority=call.priority,
-        tenant=call.tenant,
-        timeout_s=call.timeout_s,
-    )
+    stream = await server.submit(call, index, prompt, "final")
     async for output in stream:
         reason = call.noted(output).outputs[0].finish_reason
         if reason == "timeout":

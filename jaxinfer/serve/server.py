@@ -74,7 +74,7 @@ class Server:
         await asyncio.gather(*(self.llm.abort(request_id) for request_id in self._running))
 
     @contextmanager
-    def hold(self, call: Call, request_ids: Sequence[str], num_sequences: int) -> Iterator[None]:
+    def hold(self, call: Call, num_prompts: int, num_sequences: int) -> Iterator[None]:
         """The places of a call while the body runs, and its requests in the engine among those that `abort_all` ends.
 
         An offline call takes none of the places: who makes it bounds it, and ends it.
@@ -85,12 +85,27 @@ class Server:
         if call.offline:
             yield
             return
+        request_ids = [call.id_of(index) for index in range(num_prompts)]
         with self.admission.enter(call.tenant, num_sequences):
             self._running.update(request_ids)
             try:
                 yield
             finally:
                 self._running.difference_update(request_ids)
+
+    async def submit(
+        self, call: Call, index: int, prompt: Prompt, output_kind: OutputKind
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """One of a call's prompts, given to the engine as the call says. Raises what the engine has against it."""
+        return await self.llm.submit(
+            {"prompt_token_ids": prompt.token_ids, "cache_salt": call.cache_salt},
+            prompt.params,
+            call.id_of(index),
+            output_kind=output_kind,
+            priority=call.priority,
+            tenant=call.tenant,
+            timeout_s=call.timeout_s,
+        )
 
     async def open(self, call: Call, prompts: Sequence[Prompt], output_kind: OutputKind) -> Generation:
         """Bring prompts to the engine as one request. Close what comes back.
@@ -177,6 +192,10 @@ class Call:
             offline,
         )
 
+    def id_of(self, index: int) -> str:
+        """The engine's name for one of the call's prompts."""
+        return f"{self.id}-{index}"
+
     def describe(self, server: Server, prompts: Sequence[Prompt]) -> None:
         """Tell the access log of the call's prompts."""
         if (record := self.record) is None:
@@ -217,21 +236,9 @@ class Generation:
         call = self.call
         call.describe(server, prompts)
         num_sequences = sum(prompt.params.num_choices for prompt in prompts)
-        ids = [f"{call.id}-{index}" for index in range(len(prompts))]
-        self._held.enter_context(server.hold(call, ids, num_sequences))
+        self._held.enter_context(server.hold(call, len(prompts), num_sequences))
         submitted = await asyncio.gather(
-            *(
-                server.llm.submit(
-                    {"prompt_token_ids": prompt.token_ids, "cache_salt": call.cache_salt},
-                    prompt.params,
-                    request_id,
-                    output_kind=output_kind,
-                    priority=call.priority,
-                    tenant=call.tenant,
-                    timeout_s=call.timeout_s,
-                )
-                for request_id, prompt in zip(ids, prompts, strict=True)
-            ),
+            *(server.submit(call, index, prompt, output_kind) for index, prompt in enumerate(prompts)),
             return_exceptions=True,
         )
         self._streams = [each for each in submitted if not isinstance(each, BaseException)]
