@@ -7,6 +7,8 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxinfer.layers.reduce import row_sum
+
 
 class RMSNorm(nnx.Module):
     """Root-mean-square norm (Zhang & Sennrich 2019) over the last axis, computed in float32."""
@@ -17,5 +19,5 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         y = x.astype(jnp.float32)
-        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        y = y * lax.rsqrt(row_sum(y * y) / y.shape[-1] + self.eps)
         return y.astype(x.dtype) * self.weight[...]

@@ -23,6 +23,8 @@ MIN_TILE_ROWS = 8 if jax.__version_info__ >= (0, 12) else 16
 """Rows of the score matrix (queries x G) in a tile are padded to this: below it XLA takes other code, other bits.
 
 Before jax 0.12 that is so below 16 rows, with 4 and more KV heads."""
+VALUE_WIDTH = 64
+"""Values are padded to a multiple of this many features: for other widths XLA takes other code from 64 rows on."""
 FEW_ROWS = 8
 """Up to so many rows a tile is a group of its own (docs/performance.md)."""
 _MASKED = -1e30
@@ -169,7 +171,9 @@ def _kv_tile_step(kv_tile, carry, q_tile, q_position, pages, k_pool, v_pool, *, 
     correction = jnp.exp(row_max - new_max)
     p = jnp.where(visible, jnp.exp(scores - new_max[..., None]), 0.0)
     dims = (((3,), (2,)), ((0, 1), (0, 1)))
-    pv = lax.dot_general(p.astype(q_tile.dtype), v, dims, preferred_element_type=jnp.float32)
+    head_dim = v.shape[-1]
+    v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, -head_dim % VALUE_WIDTH)))
+    pv = lax.dot_general(p.astype(q_tile.dtype), v, dims, preferred_element_type=jnp.float32)[..., :head_dim]
     return acc * correction[..., None] + pv, new_max, row_sum * correction + _row_sum(p)
 
 

@@ -9,7 +9,7 @@ import pytest
 from jaxinfer import LLM, SamplingParams
 from jaxinfer.bench.invariance import check_invariance
 
-SETTINGS = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64, "verbose": False}
+SETTINGS = {"max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 256, "verbose": False}
 
 
 @pytest.mark.slow

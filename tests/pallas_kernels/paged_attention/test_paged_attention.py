@@ -99,9 +99,11 @@ def test_the_size_of_a_group_changes_no_bit():
     np.testing.assert_array_equal(found[0], found[2])
 
 
-@pytest.mark.parametrize(("num_kv_heads", "group", "head_dim"), [(3, 3, 64), (8, 4, 64), (8, 2, 128), (4, 1, 32)])
+@pytest.mark.parametrize(
+    ("num_kv_heads", "group", "head_dim"), [(3, 3, 64), (8, 4, 64), (8, 2, 128), (4, 1, 32), (2, 4, 80), (2, 4, 96)]
+)
 def test_a_query_has_the_same_bits_alone_and_in_a_chunk(num_kv_heads, group, head_dim):
-    """The shapes of SmolLM2, Llama 3.2 1B, Qwen3 0.6B and a small model with as many KV heads as heads."""
+    """The shapes of SmolLM2, Llama 3.2 1B, Qwen3 0.6B, a small model with as many KV heads as heads, and odd widths."""
     import jax
     import jax.numpy as jnp
 
