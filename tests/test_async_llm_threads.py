@@ -198,7 +198,7 @@ def test_closing_ends_the_waiters_of_every_thread(tiny_model_path):
         closed_s = time.monotonic()
         errors = [error for future in futures for error in future.result(10)]
     assert len(errors) == 4 * len(PROMPTS) and all("closed" in error for error in errors)
-    assert max(*ended_s, closed_s) < step_s[-1] + 1
+    assert max(*ended_s, closed_s) < step_s[-1] + 5  # soon after a step, on a machine that is busy
     del llm, step, slow_step
     gc.collect()
-    wait_until(lambda: own_threads() <= others, 1.0)
+    wait_until(lambda: own_threads() <= others)
