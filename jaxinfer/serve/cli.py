@@ -4,23 +4,28 @@ same."""
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from jaxinfer.flags import (
+    Parser,
+    UsageError,
+    add_config_flag,
+    add_engine_flags,
+    add_model_flags,
+    chat_template_source,
+    json_object,
+    load_processors,
+    parse_with_config,
+    size_bytes,
+)
 from jaxinfer.phases import LOG_LEVELS
 from jaxinfer.serve.config import ServerConfig
 from jaxinfer.serve.reasoning import REASONING_PARSERS
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS
 from jaxinfer.user_folders import user_folder
-
-_SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-
-
-class UsageError(ValueError):
-    """A flag, or a line of the configuration file, that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -34,46 +39,13 @@ class Settings:
     log_level: str
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; --help lists the flags")
-
-
-def size_bytes(text: str) -> int:
-    """A size such as 500000, 8M or 1g, in bytes."""
-    number, unit = (text[:-1], text[-1:].lower()) if text[-1:].isalpha() else (text, "")
-    if unit not in _SIZES or not number.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 500000, 800k or 8M")
-    return int(number) * _SIZES[unit]
-
-
-def _length(text: str) -> int | str:
-    return text if text == "auto" else int(text)
-
-
-def _weights(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f'{text!r} is no JSON object such as {{"batch": 0.5}}')
-    return found
-
-
 def make_parser() -> argparse.ArgumentParser:
     """All flags, with their defaults."""
-    parser = _Parser(prog="python -m jaxinfer.serve", description="Serve a model over the OpenAI API.")
-    parser.add_argument(
-        "--config", metavar="FILE", help="a YAML file of these flags, by their names without the dashes"
-    )
+    parser = Parser(prog="python -m jaxinfer.serve", description="Serve a model over the OpenAI API.")
+    add_config_flag(parser)
     model = parser.add_argument_group("model")
-    model.add_argument("--model", help="a GGUF file, a Hugging Face folder or id, or a converted checkpoint")
+    add_model_flags(model)
     model.add_argument("--served-model-name", nargs="+", metavar="NAME", help="what requests call it")
-    model.add_argument("--tokenizer", help="a folder, file or hub id; the model's own by default")
-    model.add_argument("--revision", help="of a hub id: branch, tag or commit")
-    model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    model.add_argument("--quantization", help="none is the only value yet")
     model.add_argument("--chat-template", metavar="FILE", help="a Jinja file, or the source itself")
     model.add_argument(
         "--tool-call-parser", choices=TOOL_CALL_PARSERS, help="how the model writes tool calls; by its template"
@@ -83,20 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     model.add_argument("--pooling", choices=("mean", "last"), default="mean", help="of a text's states, for embeddings")
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--max-model-len", type=_length, metavar="TOKENS", help="prompt and output together, or auto")
-    engine.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="sequences that run at once")
-    engine.add_argument("--max-num-batched-tokens", type=int, default=512, metavar="TOKENS", help="of one step")
-    engine.add_argument("--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE")
-    engine.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
-    engine.add_argument("--kv-cache-dtype", default="auto")
-    engine.add_argument("--block-size", "--page-size", dest="page_size", type=int, default=16, metavar="TOKENS")
-    engine.add_argument("--num-pages", type=int, metavar="N", help="pages of the cache; planned by default")
-    engine.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
-    engine.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=None)
-    engine.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True)
-    engine.add_argument("--tenant-weights", type=_weights, metavar="JSON", help='shares, as {"batch": 0.5}')
-    engine.add_argument("--compilation-cache", metavar="FOLDER", help="for compiled programs; the user's by default")
-    engine.add_argument("--seed", type=int, default=0)
+    add_engine_flags(engine)
+    engine.add_argument("--tenant-weights", type=json_object, metavar="JSON", help='shares, as {"batch": 0.5}')
     http = parser.add_argument_group("http")
     http.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from other machines")
     http.add_argument("--port", type=int, default=8000, help="0 takes a free one")
@@ -181,52 +141,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
         UsageError: a flag or line that is unknown or has no such value.
         SystemExit: after --help.
     """
-    parser = make_parser()
-    given, _ = parser.parse_known_args(argv)
-    if given.config is not None:
-        parser.set_defaults(**_of_file(parser, given.config))
-    return _settings(parser.parse_args(argv))
-
-
-def _of_file(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
-    """The lines of a configuration file, checked as the flags are."""
-    import yaml
-
-    try:
-        found = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--config {path}: {error}") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"--config {path}: it must map flags to values, as 'max-model-len: 2048'")
-    actions = {action.dest: action for action in parser._actions if action.dest not in ("help", "config")}
-    names = {name.lstrip("-").replace("-", "_"): a.dest for a in actions.values() for name in a.option_strings}
-    values: dict[str, Any] = {}
-    for key, value in found.items():
-        dest = names.get(str(key).replace("-", "_"))
-        if dest is None or str(key).replace("-", "_").startswith("no_"):
-            raise UsageError(f"--config {path}: {key!r} is no flag; --help lists them")
-        values.update(vars(_one(parser, actions[dest], value, path)))
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _one(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, path: str) -> argparse.Namespace:
-    """What the flag of `action` gives for a value of the file."""
-    flag = action.option_strings[0]
-    if isinstance(action, argparse.BooleanOptionalAction):
-        if not isinstance(value, bool):
-            raise UsageError(f"--config {path}: {flag[2:]}: {value!r} must be true or false")
-        words = [flag if value else f"--no-{flag[2:]}"]
-    elif isinstance(value, dict):
-        words = [f"{flag}={json.dumps(value)}"]
-    elif isinstance(value, list):
-        words = [flag, *map(str, value)]
-    else:
-        words = [f"{flag}={value}"]
-    try:
-        found = parser.parse_args(words)
-    except UsageError as error:
-        raise UsageError(f"--config {path}: {error}") from None
-    return argparse.Namespace(**{action.dest: getattr(found, action.dest)})
+    return _settings(parse_with_config(make_parser(), argv))
 
 
 _OF_SERVER = frozenset(field.name for field in fields(ServerConfig))
@@ -241,13 +156,14 @@ def _settings(flags: argparse.Namespace) -> Settings:
         "needs_batch_dir": flags.batch_dir is not None,
         "api_keys": _api_keys(flags),
         "allowed_origins": tuple(flags.allowed_origins),
-        "chat_template": _template(flags.chat_template),
+        "chat_template": chat_template_source(flags.chat_template),
     }
     try:
         server = ServerConfig(**{**{name: value for name, value in given.items() if name in _OF_SERVER}, **own})
     except ValueError as error:
         raise UsageError(str(error)) from None
     engine = {name: value for name, value in given.items() if name not in _OF_SERVER | _OF_COMMAND}
+    engine["logits_processors"] = load_processors(flags.logits_processors)
     return Settings(flags.model, tuple(flags.served_model_name or ()), engine, server, flags.log_level)
 
 
@@ -284,12 +200,3 @@ def _api_keys(flags: argparse.Namespace) -> dict[str, str] | None:
             raise UsageError(f"API key {number + 1} is given twice")
         keys[key] = owner
     return keys or None
-
-
-def _template(given: str | None) -> str | None:
-    if given is None or "{" in given:
-        return given
-    try:
-        return Path(given).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--chat-template {given}: {error}") from None

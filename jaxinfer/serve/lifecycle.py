@@ -15,6 +15,7 @@ from types import FrameType
 import uvicorn
 
 from jaxinfer.async_llm import AsyncLLM
+from jaxinfer.flags import served_name
 from jaxinfer.serve.access_log import log_to_stderr
 from jaxinfer.serve.app import create_app
 from jaxinfer.serve.batch_service import BatchService
@@ -74,23 +75,12 @@ def run(settings: Settings) -> int:
     with bound, nullcontext() if tracer is None else closing(tracer):
         llm = AsyncLLM(settings.model, **settings.engine)
         try:
-            names = settings.model_names or (_name_of(settings.model, llm.source),)
+            names = settings.model_names or (served_name(settings.model, llm.source),)
             server = Server(llm, settings.server, names)
             server.tracer = tracer
             return serve(server, bound)
         finally:
             llm.close()
-
-
-def _name_of(model: str | None, source: str) -> str:
-    """What requests call a model without --served-model-name: its id, or its file's or folder's name."""
-    if model is not None and "/" in model and not model.startswith((".", "/", "~")):
-        from pathlib import Path
-
-        if not Path(model).exists():
-            return model
-    name = (model or source.removeprefix("model: ")).rstrip("/").split("/")[-1].split(" ")[0]
-    return name.removesuffix(".gguf") or "default"
 
 
 def serve(server: Server, bound: socket.socket) -> int:
