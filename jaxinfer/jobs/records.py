@@ -67,11 +67,23 @@ def parse(line: Line) -> Record:
         raise RecordError(f"line {line.number} is not JSON: {error}"[:300]) from None
     if not isinstance(found, dict):
         raise RecordError(f"line {line.number} must be a JSON object with custom_id, method, url and body")
+    try:
+        return check(found)
+    except RecordError as error:
+        raise RecordError(f"line {line.number}: {error}", error.param, error.custom_id) from None
+
+
+def check(found: dict[str, Any]) -> Record:
+    """The request that a line's object is.
+
+    Raises:
+        RecordError: it is none, with what is wrong.
+    """
     given = found.get("custom_id")
     custom_id = given if isinstance(given, str) and len(given) <= MAX_CUSTOM_ID_CHARACTERS else None
 
     def wrong(param: str, words: str) -> RecordError:
-        return RecordError(f"line {line.number}: {param} {words}", param, custom_id)
+        return RecordError(f"{param} {words}", param, custom_id)
 
     for name, kind in _FIELDS.items():
         if name not in found:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxinfer.serve.errors import ApiError
-from jaxinfer.serve.tools.definitions import FieldError
+from jaxinfer.tokenizer.messages import FieldError
 
 
 def wrong(path: str, message: str, code: str | None = None) -> ApiError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.serve.messages import template_messages
 from jaxinfer.serve.reasoning import (
     REASONING_MARKS,
     REASONING_PARSERS,
@@ -20,6 +19,7 @@ from jaxinfer.serve.tools.definitions import ToolUse
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS, choose_tool_call_parser, make_tool_call_parser
 from jaxinfer.serve.tools.prompt import probe_template, prompt_with_tools
 from jaxinfer.tokenizer import Tokenizer
+from jaxinfer.tokenizer.messages import template_messages
 
 # Of the prompt, so many last tokens show whether it opens the reasoning.
 _TAIL_TOKENS = 32

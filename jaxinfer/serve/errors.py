@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from jaxinfer.engine.errors import EngineDeadError, EngineError
 from jaxinfer.serve.anthropic.errors import error_body, is_messages_path
-from jaxinfer.serve.tools.definitions import FieldError
+from jaxinfer.tokenizer.messages import FieldError
 
 _TYPES = {
     400: "invalid_request_error",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.fields import Body
+from jaxinfer.structured.forms import FORM_FIELDS, FormError, form_of, reason
 from jaxinfer.structured.params import StructuredOutputsParams
 
 
@@ -44,40 +44,20 @@ class StructuredOutputs(Body):
     whitespace_pattern: str | None = None
 
 
-_FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-
-
 def of(body: Any) -> StructuredOutputsParams | None:
     """What a body asks for; None where any text may come.
 
     Raises:
         ApiError: two of the fields ask, or one of them for what cannot be had.
     """
-    asking = [name for name in _FIELDS if getattr(body, name) is not None]
-    if body.response_format is not None and body.response_format.type == "text":
-        asking.remove("response_format")
-        if body.response_format.json_schema is not None:
-            raise _error("response_format", "json_schema belongs to type 'json_schema'")
-    if len(asking) > 1:
-        raise _error(asking[1], f"{asking[0]} says what form the output has; give one of them")
-    if not asking:
-        return None
-    with named(body):
-        return _params(asking[0], getattr(body, asking[0]))
-
-
-def _params(field: str, value: Any) -> StructuredOutputsParams:
-    if isinstance(value, ResponseFormat):
-        if value.type == "json_object":
-            return StructuredOutputsParams(json_object=True)
-        if value.json_schema is None:
-            raise _error("response_format", "type 'json_schema' needs json_schema: {name, schema}")
-        schema = value.json_schema.schema_
-        return StructuredOutputsParams(json={} if schema is None else schema)
-    if isinstance(value, StructuredOutputs):
-        given = {name: each for name, each in value.model_dump(by_alias=True).items() if each is not None}
-        return StructuredOutputsParams(**given)
-    return StructuredOutputsParams(**{field.removeprefix("guided_"): value})
+    given = {name: getattr(body, name) for name in FORM_FIELDS}
+    dumped = {
+        name: value.model_dump(by_alias=True) if isinstance(value, Body) else value for name, value in given.items()
+    }
+    try:
+        return form_of(dumped)
+    except FormError as error:
+        raise _error(error.field, error.why) from None
 
 
 @contextmanager
@@ -86,11 +66,11 @@ def named(body: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        found = re.match(r"structured_outputs(?:\.\w+)?:? *", str(error))
-        asking = next((name for name in _FIELDS if getattr(body, name, None) is not None), None)
-        if found is None or asking is None:
+        why = reason(error)
+        asking = next((name for name in FORM_FIELDS if getattr(body, name, None) is not None), None)
+        if why is None or asking is None:
             raise
-        raise _error(asking, str(error)[found.end() :]) from None
+        raise _error(asking, why) from None
 
 
 def _error(field: str, why: str) -> ApiError:

@@ -78,6 +78,11 @@ class Tokenizer:
         return self._spec.name
 
     @property
+    def spec(self) -> TokenizerSpec:
+        """What is known of the vocabulary besides the object that encodes with it."""
+        return self._spec
+
+    @property
     def family(self) -> Family:
         """How the vocabulary spells bytes."""
         return self._spec.family

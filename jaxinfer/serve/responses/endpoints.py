@@ -30,7 +30,8 @@ from jaxinfer.serve.schemas import ChatRequest
 from jaxinfer.serve.segments import SegmentReader
 from jaxinfer.serve.server import Call, Server, finals
 from jaxinfer.serve.sse import EventStream, answer, dumps
-from jaxinfer.serve.tools.definitions import FieldError, ToolUse
+from jaxinfer.serve.tools.definitions import ToolUse
+from jaxinfer.tokenizer.messages import FieldError
 
 router = APIRouter()
 

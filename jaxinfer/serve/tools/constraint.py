@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from jaxinfer.serve.tools.definitions import FieldError, Tool, ToolUse
+from jaxinfer.serve.tools.definitions import Tool, ToolUse
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS
 from jaxinfer.serve.tools.parser import ANY_TEXT, CallLayout
 from jaxinfer.structured.schema import check_schema, subschemas, without_no_ops
+from jaxinfer.tokenizer.messages import FieldError
 
 Reasoning = Literal["none", "possible", "opened"]
 

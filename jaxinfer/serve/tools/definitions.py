@@ -7,18 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxinfer.tokenizer.messages import FieldError
+
 MAX_TOOLS = 128
 MAX_SCHEMA_DEPTH = 100
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-class FieldError(ValueError):
-    """A field of a request is wrong. `param` names it, as in `tools[0].function.name`."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param}: {message}")
-        self.param = param
 
 
 @dataclass(frozen=True)

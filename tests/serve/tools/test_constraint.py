@@ -8,8 +8,9 @@ import llguidance
 import pytest
 
 from jaxinfer.serve.tools.constraint import Reasoning, answer_grammar
-from jaxinfer.serve.tools.definitions import FieldError, read_tool_use
+from jaxinfer.serve.tools.definitions import read_tool_use
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS, make_tool_call_parser
+from jaxinfer.tokenizer.messages import FieldError
 
 BYTES = llguidance.LLTokenizer("byte")
 TOOLS = [

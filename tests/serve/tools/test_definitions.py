@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.serve.tools.definitions import FieldError, read_tool_use
+from jaxinfer.serve.tools.definitions import read_tool_use
+from jaxinfer.tokenizer.messages import FieldError
 
 
 def function(name: Any = "f", **fields: Any) -> dict[str, Any]:

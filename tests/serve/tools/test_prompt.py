@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from jaxinfer.serve.messages import template_messages
 from jaxinfer.serve.tools.definitions import read_tool_use
 from jaxinfer.serve.tools.formats import TOOL_CALL_PARSERS
 from jaxinfer.serve.tools.prompt import TemplateTraits, probe_template, prompt_with_tools
 from jaxinfer.tokenizer import render_chat_template
+from jaxinfer.tokenizer.messages import template_messages
 
 END = "{{ '\\n' }}{% endfor %}"
 TURN = "[{{ m.role }}]{{ m.content }}"

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxinfer.serve.messages import template_messages
-from jaxinfer.serve.tools.definitions import FieldError
+from jaxinfer.tokenizer.messages import FieldError, template_messages
 
 USER = {"role": "user", "content": "hi"}
 

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from jaxinfer.serve.tools.definitions import FieldError
-
 MAX_ARGUMENTS_DEPTH = 100
 _COMMON = ("role", "content", "name")
 _ECHOED = ("refusal", "annotations", "audio", "function_call")  # clients send a reply's fields back, null or empty
@@ -27,6 +25,14 @@ _MEDIA = {
     "video_url": "video",
     "file": "files",
 }
+
+
+class FieldError(ValueError):
+    """A field of a request is wrong. `param` names it, as in `messages[0].content`."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
 
 
 def template_messages(messages: Any) -> list[dict[str, Any]]:
