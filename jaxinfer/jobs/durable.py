@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
 class FolderInUseError(OSError):
     """Another process has the folder."""
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has what fails to be written say where: a full disk does not by itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def sync_folder(folder: Path) -> None:
@@ -26,7 +39,7 @@ def write_durably(path: Path, content: bytes) -> None:
     """Replace a file: after a crash it holds the old content or the new, never part of one. Its name plus `.new` is
     used meanwhile."""
     new = path.with_name(path.name + ".new")
-    with open(new, "wb") as file:
+    with naming(path), open(new, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -44,6 +57,7 @@ class FolderLock:
 
     Raises:
         FolderInUseError: another has it.
+        OSError: the file system has no locks.
     """
 
     def __init__(self, folder: Path):
@@ -57,9 +71,12 @@ class FolderLock:
                 import fcntl
 
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):
             self._file.close()
             raise FolderInUseError(f"{folder} is in use by another process") from None
+        except OSError as error:  # a network's file system without locks, say
+            self._file.close()
+            raise OSError(error.errno, f"{folder} cannot be locked: {error.strerror}") from None
 
     def close(self) -> None:
         """Let others have the folder."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxinfer.jobs.durable import sync_folder
+from jaxinfer.jobs.durable import naming, sync_folder
 
 
 class JournalError(ValueError):
@@ -66,13 +66,14 @@ class Journal:
                 raise OSError(f"{self.path}: the journal could not be written before; open it again")
             place = self._end
             self._broken = True  # until it is known to be whole
-            try:
-                self._file.write(b"%08x %s\n" % (zlib.crc32(sized), sized))
-                self._file.flush()
-            except OSError:
-                self._take_back()
-                raise
-            os.fsync(self._file.fileno())
+            with naming(self.path):
+                try:
+                    self._file.write(b"%08x %s\n" % (zlib.crc32(sized), sized))
+                    self._file.flush()
+                except OSError:
+                    self._take_back()
+                    raise
+                os.fsync(self._file.fileno())
             self._end = self._file.tell()
             self._broken = False
         return place

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxinfer.jobs.journal import Journal, groups, read_group
+from jaxinfer.jobs.journal import Journal
 from jaxinfer.jobs.records import RecordError, parse, read_lines
+from jaxinfer.jobs.results import Committed
 from jaxinfer.serve.file_store import Part
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of the line of this number; `told` is its line in the output or, where not `good`, the error file."""
+    """What came of a request; `told` is its line in the output or, where not `good`, the error file.
 
-    number: int
+    index: of the request among those of the file, from 0: blank lines do not count.
+    """
+
+    index: int
     good: bool
     told: dict[str, Any]
 
     def record(self) -> dict[str, Any]:
         """As the journal holds it."""
-        return {"number": self.number, "good": self.good, "told": self.told}
+        return {"index": self.index, "good": self.good, "told": self.told}
 
 
 def told(line_id: str, custom_id: str | None, response: Any = None, error: Any = None) -> dict[str, Any]:
@@ -72,20 +75,6 @@ class Committer:
         await written
 
 
-def committed(journal: Path) -> dict[int, tuple[int, int, bool]]:
-    """Of each line that has a result: the place of its group in the journal, its index there, and whether it is good.
-
-    Raises:
-        JournalError: the journal is damaged.
-    """
-    found: dict[int, tuple[int, int, bool]] = {}
-    if journal.exists():
-        for place, records in groups(journal):
-            for index, record in enumerate(records):
-                found.setdefault(record["number"], (place, index, record["good"]))
-    return found
-
-
 def write_out(
     source: Path,
     journal: Path,
@@ -101,26 +90,23 @@ def write_out(
     Raises:
         JournalError, OSError: the journal or the input cannot be read, or the parts not written.
     """
-    places = committed(journal)
+    committed = Committed(journal)
     counts = [0, 0, 0]
-    with contextlib.ExitStack() as held:
-        file = held.enter_context(open(journal, "rb")) if places else None
-        for line in read_lines(source, max_line_bytes):
-            if line.number in places and file is not None:
-                place, index, good = places[line.number]
-                found = read_group(file, place)[index]["told"]
-                kind = 0 if good else 1
-            else:
-                try:
-                    custom_id = parse(line).custom_id
-                except RecordError as error:
-                    custom_id = error.custom_id
-                found, kind = undone(custom_id), 2
-            counts[kind] += 1
-            if found is None:
-                continue
-            part = parts[min(kind, 1)]
-            content = json.dumps(found, separators=(",", ":")).encode() + b"\n"
-            part.count(len(content))
-            part.write(content)
+    for index, line in enumerate(read_lines(source, max_line_bytes)):
+        if index in committed:
+            record = committed.read(index)
+            found, kind = record["told"], 0 if record["good"] else 1
+        else:
+            try:
+                custom_id = parse(line).custom_id
+            except RecordError as error:
+                custom_id = error.custom_id
+            found, kind = undone(custom_id), 2
+        counts[kind] += 1
+        if found is None:
+            continue
+        part = parts[min(kind, 1)]
+        content = json.dumps(found, separators=(",", ":")).encode() + b"\n"
+        part.count(len(content))
+        part.write(content)
     return counts[0], counts[1], counts[2]

@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 
 from jaxinfer.jobs.journal import Journal, JournalError
 from jaxinfer.jobs.records import Line, Record, RecordError, parse, read_lines
-from jaxinfer.serve.batch_results import Committer, Result, committed, told, write_out
+from jaxinfer.jobs.results import Committed
+from jaxinfer.serve.batch_results import Committer, Result, told, write_out
 from jaxinfer.serve.batch_state import Batch, Status
 from jaxinfer.serve.errors import ApiError
 from jaxinfer.serve.file_store import FileStore
@@ -114,34 +115,33 @@ class BatchRunner:
                 "too_many_requests", f"the input file has {num_requests} requests and {MAX_REQUESTS} are the most"
             )
         try:
-            done = await asyncio.to_thread(committed, self._journal_path)
+            done, num_good = await asyncio.to_thread(_committed, self._journal_path, num_requests)
             journal = await _opened(self._journal_path)
         except JournalError as error:
             logger.error("%s: %s", batch.id, error)
             raise BatchFailedError("storage_error", "the journal of the results is damaged") from None
         try:
             batch.num_requests = num_requests
-            batch.num_completed = sum(good for _, _, good in done.values())
-            batch.num_failed = len(done) - batch.num_completed
+            batch.num_completed, batch.num_failed = num_good, len(done) - num_good
             if batch.status == "validating":
                 batch.enter("in_progress")
                 await self._save()
             self._count_journal(journal.num_bytes)
             committer = Committer(journal)
             async with asyncio.TaskGroup() as group:
-                for line in read_lines(self._source, self._around.max_line_bytes):
-                    if line.number in done:
+                for index, line in enumerate(read_lines(self._source, self._around.max_line_bytes)):
+                    if index in done:
                         continue
                     await self._around.places.take()
-                    task = group.create_task(self._answer(line, line.number in repeated, committer))
+                    task = group.create_task(self._answer(index, line, line.number in repeated, committer))
                     task.add_done_callback(lambda _: self._around.places.give_back())
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
             journal.close()
 
-    async def _answer(self, line: Line, repeated: bool, committer: Committer) -> None:
-        """Bring a line to its committed result."""
+    async def _answer(self, index: int, line: Line, repeated: bool, committer: Committer) -> None:
+        """Bring a line, the request of this index, to its committed result."""
         line_id = f"batch_req_{uuid.uuid4().hex}"
         try:
             record = parse(line)
@@ -156,7 +156,7 @@ class BatchRunner:
                 raise RecordError(message, "custom_id", record.custom_id)
         except RecordError as error:
             fault = {"code": "invalid_line", "message": str(error), "param": error.param, "line": line.number}
-            result = Result(line.number, False, told(line_id, error.custom_id, error=fault))
+            result = Result(index, False, told(line_id, error.custom_id, error=fault))
         else:
             try:
                 status, answer = await self._ask(record)
@@ -164,7 +164,7 @@ class BatchRunner:
                 message = f"line {line.number}: body cannot be asked: {error}"[:300]
                 status, answer = 400, ApiError(400, message, param="body").body
             response = {"status_code": status, "request_id": line_id, "body": answer}
-            result = Result(line.number, status < 400, told(line_id, record.custom_id, response))
+            result = Result(index, status < 400, told(line_id, record.custom_id, response))
         try:
             await committer.commit(result)
         except OSError as error:
@@ -245,6 +245,17 @@ async def _opened(path: Path) -> Journal:
     except asyncio.CancelledError:
         (await opening).close()
         raise
+
+
+def _committed(journal: Path, num_requests: int) -> tuple[Committed, int]:
+    """The results that a journal has, and how many of them are good."""
+    num_good = 0
+
+    def count(record: dict[str, Any]) -> None:
+        nonlocal num_good
+        num_good += record["good"]
+
+    return Committed(journal, num_requests, on_record=count), num_good
 
 
 def _scan(source: Path, max_line_bytes: int) -> tuple[int, set[int]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import subprocess
 import sys
 
 import pytest
 
-from jaxinfer.jobs.durable import FolderInUseError, FolderLock, write_durably
+from jaxinfer.jobs.durable import FolderInUseError, FolderLock, naming, write_durably
 
 
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
@@ -43,3 +45,18 @@ def test_a_folder_has_one_owner_until_its_end(tmp_path):
         FolderLock(tmp_path)
     lock.close()
     FolderLock(tmp_path).close()
+
+
+def test_a_file_system_without_locks_is_told_from_a_folder_in_use(tmp_path, monkeypatch):
+    def fail(*lock):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    with pytest.raises(OSError, match="cannot be locked: No locks available") as caught:
+        FolderLock(tmp_path)
+    assert not isinstance(caught.value, FolderInUseError)
+
+
+def test_what_cannot_be_written_says_where(tmp_path):
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{tmp_path}")), naming(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -279,8 +279,8 @@ def test_a_crash_while_results_are_written_makes_no_second_file(engine, tmp_path
     from jaxinfer.jobs.journal import Journal
 
     journal = Journal(state.with_name("journal"))
-    for number, each in enumerate(output, 1):
-        journal.append([{"number": number, "good": True, "told": each}])
+    for index, each in enumerate(output):
+        journal.append([{"index": index, "good": True, "told": each}])
     journal.close()
     with running(engine, batch_dir=tmp_path) as server:
         client = server.openai()
