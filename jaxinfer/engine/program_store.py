@@ -2,11 +2,10 @@
 
     <folder>/<key>.program      magic | sha256 of (key, body) | body, a pickle of {part: serialized executable}
 
-A key is the digest of all that a program follows from: its description, this package's sources, the versions of jax,
-jaxlib, flax and Python, jax's settings and flags, the device and the processor. Anything else than an exact match is
-another file. Files are written beside their name and then renamed, so that processes may share a folder, and the ones
-used longest ago are removed when the folder grows over its limit. Since unpickling runs code, a folder or file that
-others may write to is not read.
+A key is the digest of all that a program follows from: its description, the environment (`environment.py`), and jax's
+settings. Anything else than an exact match is another file. Files are written beside their name and then renamed, so
+that processes may share a folder, and the ones used longest ago are removed when the folder grows over its limit. Since
+unpickling runs code, a folder or file that others may write to is not read.
 """
 
 from __future__ import annotations
@@ -16,20 +15,17 @@ import io
 import logging
 import os
 import pickle
-import platform
 import stat
-import sys
 import tempfile
 import time
 from contextlib import suppress
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
 
+from jaxinfer.engine.environment import environment
 from jaxinfer.user_folders import user_folder
 
 logger = logging.getLogger("jaxinfer")
@@ -69,10 +65,9 @@ class ProgramStore:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             logger.debug("program %s is not stored: %s", name, error)
             return None
-        settings = "\0".join(
-            f"{name}={getattr(jax.config, name, value)!r}" for name, value in sorted(jax.config.values.items())
-        )
-        return hashlib.sha256(_environment() + settings.encode() + described).hexdigest()
+        settings = {name: getattr(jax.config, name, value) for name, value in sorted(jax.config.values.items())}
+        followed = "\0".join(f"{name}={value!r}" for name, value in [*environment().items(), *settings.items()])
+        return hashlib.sha256(followed.encode() + described).hexdigest()
 
     def load(self, key: str) -> dict[str, Any] | None:
         """The parts of the program stored under `key`, or None."""
@@ -219,51 +214,6 @@ class _Describer(pickle.Pickler):
             name = f"{code.__module__}.{code.__qualname__}"
             raise pickle.PicklingError(f"{name} is outside the packages whose changes the key would show")
         return NotImplemented
-
-
-@cache
-def _environment() -> bytes:
-    """What every program of this process follows from and does not change in it."""
-    client = jax.devices()[0].client
-    parts = [
-        *(f"{name} {_version(name)}" for name in ("jax", "jaxlib", "flax", "numpy")),
-        sys.version,
-        _sources_digest(),
-        f"{client.platform} {client.platform_version} {client.process_index()}",
-        *(f"{device.id} {device.device_kind}" for device in jax.devices()),
-        os.environ.get("XLA_FLAGS", ""),
-        os.environ.get("LIBTPU_INIT_ARGS", ""),
-        _processor(),
-    ]
-    return hashlib.sha256("\0".join(parts).encode()).digest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _sources_digest() -> str:
-    """Of the sources of this package and its kernels."""
-    import pallas_kernels
-
-    digest = hashlib.sha256()
-    for root in (Path(__file__).parents[1], Path(pallas_kernels.__file__ or "").parent):
-        for path in sorted(root.rglob("*.py")):
-            digest.update(f"{path.relative_to(root.parent)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def _processor() -> str:
-    """The processor's name and features, which code for CPUs is compiled for."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "isa")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,5 +1,5 @@
 """Attention of ragged query rows over a paged KV cache."""
 
-from pallas_kernels.paged_attention.api import IMPLEMENTATIONS, paged_attention
+from pallas_kernels.paged_attention.api import IMPLEMENTATIONS, implementation_for, paged_attention
 
-__all__ = ["IMPLEMENTATIONS", "paged_attention"]
+__all__ = ["IMPLEMENTATIONS", "implementation_for", "paged_attention"]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.paged_attention import reference, xla
@@ -61,3 +66,21 @@ def paged_attention(
         except NotImplementedError as error:
             reasons.append(f"{name}: {error}")
     raise NotImplementedError("no implementation supports this call: " + "; ".join(reasons))
+
+
+def implementation_for(
+    q: Any, k_pages: Any, v_pages: Any, page_table: Any, query_start: Any, context_lens: Any, **settings: Any
+) -> str:
+    """The name of the implementation that `paged_attention` takes for a call of these shapes, where none is named.
+
+    Arrays may be given as `jax.ShapeDtypeStruct`; nothing is computed.
+
+    Raises:
+        NotImplementedError: none supports this call.
+    """
+    arrays = q, k_pages, v_pages, np.int32(0), page_table, query_start, context_lens
+    for name in IMPLEMENTATIONS:
+        with suppress(NotImplementedError):
+            jax.eval_shape(partial(paged_attention, implementation=name, **settings), *arrays)
+            return name
+    raise NotImplementedError("no implementation supports this call")
