@@ -21,7 +21,7 @@ find_python() {
 }
 
 build_env() { # $1: python, $2: runtime|dev, $3: stamp
-    local requirement="$root[serve]"
+    local requirement="$root[serve,batch]"
     [ "$2" = runtime ] || requirement="$root[$2]"
     # A dev environment is a runtime one with more in it, so the second is built on top of the first.
     if ! has_stamp "runtime $3"; then

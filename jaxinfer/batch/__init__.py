@@ -1,0 +1,1 @@
+"""Offline jobs: `python -m jaxinfer.batch` reads prompts from files and writes a result for each, exactly once."""
