@@ -25,6 +25,7 @@ DEVICE_CODE = (
 )
 HOST_CODE = (
     "jaxinfer.config",
+    "jaxinfer.flags",
     "jaxinfer.request",
     "jaxinfer.metrics",
     "jaxinfer.scheduler",

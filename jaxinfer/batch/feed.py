@@ -1,0 +1,149 @@
+"""Records on their way to the engine: read, encoded and sorted ahead of it, in a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jaxinfer.batch.errors import JobError
+from jaxinfer.batch.inputs import read
+from jaxinfer.batch.records import InputRecord
+from jaxinfer.batch.requests import Ask, LongPromptError, RecordError, Requests
+from jaxinfer.batch.shard import OpenShard
+
+WINDOW_TOKENS = 1 << 20
+"""A window has no more of them, so that long prompts take no more memory than short ones."""
+
+PREFIX_TOKENS = 32
+"""Prompts that begin with the same tokens, this many, run beside each other."""
+
+_WAIT_S = 0.2
+
+
+@dataclass(frozen=True)
+class Item:
+    """A record to be run, or one that cannot be, with the reason; `features` are copied to its result."""
+
+    shard: OpenShard
+    record: InputRecord
+    ask: Ask | None
+    features: dict[str, Any]
+    error: str | None = None
+    is_too_long: bool = False
+
+    @property
+    def place(self) -> str:
+        byte = "" if self.record.offset is None else f" (byte {self.record.offset:,})"
+        return f"{self.shard.shard.path}, record {self.record.index}{byte}"
+
+
+class Feed:
+    """Takes shards as they are needed, and gives their records without a result, sorted within windows.
+
+    At most three windows are held: one that is given, one that waits, one that is made.
+    """
+
+    def __init__(self, take_shard: Callable[[], OpenShard | None], requests: Requests, window: int):
+        self._take_shard = take_shard
+        self._requests = requests
+        self._window = window
+        self._queue: queue.Queue[list[Item] | BaseException | None] = queue.Queue(1)
+        self._ready: Iterator[Item] = iter(())
+        self._stopped = threading.Event()
+        self.ended = False
+        self._thread = threading.Thread(target=self._run, name="jaxinfer-batch-feed", daemon=True)
+        self._thread.start()
+
+    def take(self, wait: bool) -> Item | None:
+        """The next record; None where all were given (`ended`), or where none is ready, soon if `wait`.
+
+        Raises what reading raised.
+        """
+        while not self.ended:
+            if (item := next(self._ready, None)) is not None:
+                return item
+            try:
+                found = self._queue.get(block=wait, timeout=_WAIT_S)
+            except queue.Empty:
+                return None
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                self.ended = True
+            else:
+                self._ready = iter(found)
+        return None
+
+    def stop(self) -> None:
+        """Read no further."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            try:  # it may wait for room
+                self._queue.get(timeout=0.01)
+            except queue.Empty:
+                continue
+        self.ended = True
+
+    def _run(self) -> None:
+        end: BaseException | None = None
+        try:
+            window: list[Item] = []
+            num_tokens = 0
+            for item in self._items():
+                window.append(item)
+                num_tokens += len(item.ask.prompt_ids) if item.ask is not None else 0
+                if len(window) == self._window or num_tokens > WINDOW_TOKENS:
+                    self._queue.put(in_order(window))
+                    window, num_tokens = [], 0
+                if self._stopped.is_set():
+                    return
+            if window:
+                self._queue.put(in_order(window))
+        except BaseException as error:  # whatever it is, the one who takes is to have it
+            end = error
+        self._queue.put(end)
+
+    def _items(self) -> Iterator[Item]:
+        while (shard := self._take_shard()) is not None:
+            source = shard.shard
+            if shard.is_complete:
+                continue
+            num_read = 0
+            for record in read(source.path, source.format, (source.first, source.offset), source.count):
+                num_read += 1
+                if not shard.has(record.index):
+                    yield self._item(shard, record)
+            if num_read < source.count:
+                raise JobError(
+                    f"{source.path} has fewer records than when the job began ({num_read} of {source.count} from "
+                    f"record {source.first} on): give what it began with, or begin another with a new --output and "
+                    "--state"
+                )
+
+    def _item(self, shard: OpenShard, record: InputRecord) -> Item:
+        if record.error is not None:
+            return Item(shard, record, None, {}, record.error)
+        try:
+            ask = self._requests.make(shard.shard.path, record)
+            return Item(shard, record, ask, ask.features)
+        except RecordError as error:
+            features = self._requests.features(record)
+            return Item(shard, record, None, features, str(error), isinstance(error, LongPromptError))
+
+
+def in_order(window: list[Item]) -> list[Item]:
+    """Prompts that begin alike beside each other, and long ones before short ones, which fill the gaps at the end."""
+    longest: dict[Any, int] = {}
+
+    def ids(item: Item) -> list[int]:
+        return item.ask.prompt_ids if item.ask is not None else []
+
+    def prefix(item: Item) -> tuple[int, ...]:
+        return tuple(ids(item)[:PREFIX_TOKENS])
+
+    for item in window:
+        longest[prefix(item)] = max(longest.get(prefix(item), 0), len(ids(item)))
+    return sorted(window, key=lambda item: (-longest[prefix(item)], ids(item)))
