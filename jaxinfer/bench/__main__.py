@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from jaxinfer.bench.batch.command import add_arguments as add_batch_arguments
 from jaxinfer.bench.report import as_json, as_text, target
 from jaxinfer.bench.serve.command import add_arguments as add_serve_arguments
 from jaxinfer.bench.soak.command import add_arguments as add_soak_arguments
@@ -92,6 +93,10 @@ def make_parser() -> argparse.ArgumentParser:
     soak = commands.add_parser("soak", help=summary, description=summary)
     add_soak_arguments(soak)
     _add_output(soak)
+    summary = "the batch command: output tokens/s over LLM.generate's, or its memory over many records"
+    batch = commands.add_parser("batch", help=summary, description=summary)
+    add_batch_arguments(batch)
+    _add_output(batch)
     return parser
 
 
