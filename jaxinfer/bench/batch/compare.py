@@ -59,7 +59,7 @@ def measure_batch(
                     jobs[window].add(num_tokens / run["seconds"], cpu_s / num_tokens, run["cache_hit_rate"])
                     found = [result["choices"][0]["token_ids"] for result in results_of(output)]
                     same = same and found == once["token_ids"]
-            about = generate.environment
+            about = generate.first
     rows = [{"window": window, **job.over(generated), **job.report()} for window, job in jobs.items()]
     return about, {"output_tokens": num_tokens, "generate": generated.report(), "jobs": rows, "same_tokens": same}
 

@@ -3,67 +3,31 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.bench.resting import RestingProcess
 
-class Generate:
-    """A process with an `LLM` whose programs are all compiled, started when entered and ended when left.
+
+class Generate(RestingProcess):
+    """A process with an `LLM` whose programs are all compiled; `first` is the machine and the model, for a report.
 
     Args:
         model, settings: `LLM`'s.
         source: a JSONL file of `prompt`, `max_tokens` and `seed`.
         sampling: fields of `SamplingParams` that all prompts have.
-
-    `environment` is the machine and the model, for a report.
-
-    Raises:
-        RuntimeError: it could not start, or ended; the message has its last line.
     """
 
     def __init__(self, model: str | None, settings: Mapping[str, Any], source: Path, sampling: Mapping[str, Any]):
-        self._arguments = json.dumps([model, dict(settings), str(source), dict(sampling)])
-
-    def __enter__(self) -> Generate:
-        command = [sys.executable, "-m", "jaxinfer.bench.batch.generate", self._arguments]
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
-        try:
-            self.environment = self._receive()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()  # the end of its input is the end of its work
-        self._process.wait()
-        self._log.close()
+        arguments = [model, dict(settings), str(source), dict(sampling)]
+        super().__init__("jaxinfer.bench.batch.generate", arguments, "the process of LLM.generate")
 
     def run(self) -> dict[str, Any]:
         """`seconds` and `cpu_s` of a call with all prompts, from an empty prefix cache, and the `token_ids` of each."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self._receive()
-
-    def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        if line := self._process.stdout.readline():
-            return json.loads(line)
-        code = self._process.wait()
-        self._log.seek(0)
-        last = self._log.read().strip().rpartition("\n")[2]
-        raise RuntimeError(f"the process of LLM.generate ended with {code}: {last}")
+        return self.ask(None)
 
 
 def _serve(model: str | None, settings: dict[str, Any], source: str, sampling: dict[str, Any]) -> None:

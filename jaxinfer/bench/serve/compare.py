@@ -98,8 +98,8 @@ def _by_server(to: Target, server: ChildServer, sizes: Sizes, seed: int) -> tupl
 
 
 def _by_other(other: InProcess, sizes: Sizes, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    many = other.ask("throughput", sizes.num_requests, seed)
-    return many, other.ask("single", sizes.num_single, seed + 1)
+    many = other.measure("throughput", sizes.num_requests, seed)
+    return many, other.measure("single", sizes.num_single, seed + 1)
 
 
 def _note(found: _Found, server: tuple[Run, Run, float | None], other: tuple[dict[str, Any], dict[str, Any]]) -> None:

@@ -4,65 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from jaxinfer.bench.resting import RestingProcess
 from jaxinfer.bench.serve.prompts import Lengths, Turn, random_sessions
 
 
-class InProcess:
-    """A process with an `LLM`, started when entered and ended when left; between two calls of `ask` it rests.
+class InProcess(RestingProcess):
+    """A process with an `LLM`.
 
     Args:
         model, settings: `LLM`'s.
-
-    Raises:
-        RuntimeError: it could not start, or ended; the message has its last line.
     """
 
     def __init__(self, model: str | None, settings: Mapping[str, Any], lengths: Lengths):
-        self._arguments = json.dumps([model, dict(settings), asdict(lengths)])
+        arguments = [model, dict(settings), asdict(lengths)]
+        super().__init__("jaxinfer.bench.serve.in_process", arguments, "the process without a server")
 
-    def __enter__(self) -> InProcess:
-        command = [sys.executable, "-m", "jaxinfer.bench.serve.in_process", self._arguments]
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
-        try:
-            self._receive()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()  # the end of its input is the end of its work
-        self._process.wait()
-        self._log.close()
-
-    def ask(self, kind: str, num: int, seed: int) -> dict[str, Any]:
+    def measure(self, kind: str, num: int, seed: int) -> dict[str, Any]:
         """What `_Worker`'s method of that name measured with the first `num` prompts of a seed."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([kind, num, seed]) + "\n")
-        self._process.stdin.flush()
-        return self._receive()
-
-    def _receive(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        if line := self._process.stdout.readline():
-            return json.loads(line)
-        code = self._process.wait()
-        self._log.seek(0)
-        last = self._log.read().strip().rpartition("\n")[2]
-        raise RuntimeError(f"the process without a server ended with {code}: {last}")
+        return self.ask([kind, num, seed])
 
 
 class _Worker:
