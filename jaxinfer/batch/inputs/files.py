@@ -63,13 +63,13 @@ def open_file(path: str) -> Any:
 
 
 def stamp(path: str) -> str:
-    """What changes when a file does, without reading it: its size and time, or what a store tells of it.
+    """What changes when a file does, without reading it: its size and times, or what a store tells of it.
 
     A file whose stamp is another may still have the same content. Raises OSError as it comes.
     """
     if not _URL.match(path):
         status = os.stat(path)
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"  # a copy may bring its time along
     filesystem, place = _filesystem(path)
     return filesystem.ukey(place)
 
