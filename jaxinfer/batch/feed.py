@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ PREFIX_TOKENS = 32
 """Prompts that begin with the same tokens, this many, run beside each other."""
 
 _WAIT_S = 0.2
+_POLL_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,17 @@ class Item:
 class Feed:
     """Takes shards as they are needed, and gives their records without a result, sorted within windows.
 
-    At most three windows are held: one that is given, one that waits, one that is made.
+    At most three windows are held: one that is given, one that waits, one that is made. No shard is taken while
+    `enough` records are ahead of the engine, so that other workers find some.
     """
 
-    def __init__(self, take_shard: Callable[[], OpenShard | None], requests: Requests, window: int):
+    def __init__(self, take_shard: Callable[[], OpenShard | None], requests: Requests, window: int, enough: int):
         self._take_shard = take_shard
         self._requests = requests
         self._window = window
+        self._enough = enough
+        self._num_read = 0  # by this thread alone, as the next is by the worker's
+        self._num_given = 0
         self._queue: queue.Queue[list[Item] | BaseException | None] = queue.Queue(1)
         self._ready: Iterator[Item] = iter(())
         self._stopped = threading.Event()
@@ -64,6 +70,7 @@ class Feed:
         """
         while not self.ended:
             if (item := next(self._ready, None)) is not None:
+                self._num_given += 1
                 return item
             try:
                 found = self._queue.get(block=wait, timeout=_WAIT_S)
@@ -90,38 +97,53 @@ class Feed:
     def _run(self) -> None:
         end: BaseException | None = None
         try:
-            window: list[Item] = []
-            num_tokens = 0
-            for item in self._items():
-                window.append(item)
-                num_tokens += len(item.ask.prompt_ids) if item.ask is not None else 0
-                if len(window) == self._window or num_tokens > WINDOW_TOKENS:
-                    self._queue.put(in_order(window))
-                    window, num_tokens = [], 0
-                if self._stopped.is_set():
-                    return
-            if window:
+            for window in self._windows():
                 self._queue.put(in_order(window))
         except BaseException as error:  # whatever it is, the one who takes is to have it
             end = error
         self._queue.put(end)
 
-    def _items(self) -> Iterator[Item]:
-        while (shard := self._take_shard()) is not None:
-            source = shard.shard
-            if shard.is_complete:
-                continue
-            num_read = 0
-            for record in read(source.path, source.format, (source.first, source.offset), source.count):
-                num_read += 1
-                if not shard.has(record.index):
-                    yield self._item(shard, record)
-            if num_read < source.count:
-                raise JobError(
-                    f"{source.path} has fewer records than when the job began ({num_read} of {source.count} from "
-                    f"record {source.first} on): give what it began with, or begin another with a new --output and "
-                    "--state"
-                )
+    def _windows(self) -> Iterator[list[Item]]:
+        window: list[Item] = []
+        num_tokens = 0
+        while not self._stopped.is_set() and (shard := self._take_shard()) is not None:
+            for item in self._items(shard):
+                if self._stopped.is_set():
+                    return
+                window.append(item)
+                self._num_read += 1
+                num_tokens += len(item.ask.prompt_ids) if item.ask is not None else 0
+                if len(window) == self._window or num_tokens > WINDOW_TOKENS:
+                    yield window
+                    window, num_tokens = [], 0
+            if window and self._num_ahead >= self._enough:
+                yield window
+                window, num_tokens = [], 0
+            while self._num_ahead >= self._enough and not self._stopped.is_set():
+                time.sleep(_POLL_S)
+        if window:
+            yield window
+
+    @property
+    def _num_ahead(self) -> int:
+        """Records that were read and not given yet."""
+        return self._num_read - self._num_given
+
+    def _items(self, shard: OpenShard) -> Iterator[Item]:
+        source = shard.shard
+        if shard.is_complete:
+            return
+        num_read = 0
+        for record in read(source.path, source.format, (source.first, source.offset), source.count):
+            num_read += 1
+            if not shard.has(record.index):
+                yield self._item(shard, record)
+        if num_read < source.count:
+            raise JobError(
+                f"{source.path} has fewer records than when the job began ({num_read} of {source.count} from "
+                f"record {source.first} on): give what it began with, or begin another with a new --output and "
+                "--state"
+            )
 
     def _item(self, shard: OpenShard, record: InputRecord) -> Item:
         if record.error is not None:

@@ -207,7 +207,7 @@ class _Work:
                 committer.opened(shard)
             return shard
 
-        feed = Feed(take, self._model.requests, config.window)
+        feed = Feed(take, self._model.requests, config.window, self._model.max_rows)
         worker = Worker(
             self._model.engine,
             self._model.max_rows,

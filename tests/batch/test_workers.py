@@ -61,6 +61,18 @@ def test_a_worker_takes_up_what_one_that_was_killed_had(jobs, whole):
     check_all_say_the_same(jobs, 1)
 
 
+def test_a_worker_leaves_shards_that_it_does_not_need_yet(jobs, whole):
+    """However many records its window holds."""
+    first = start(jobs, 30, "--window", "1000")
+    jobs.wait_for_requests(MAX_ROWS)
+    second = start(jobs, 0.01, "--window", "1000")
+    jobs.wait_for_requests(MAX_ROWS + 4)
+    assert {place.split("/")[0] for place in jobs.ran()} >= {"3", "4"}
+    first.kill()
+    assert jobs.end_of(first) == -9 and jobs.end_of(second) == 0
+    assert jobs.results() == whole and jobs.ran().total() <= NUM_RECORDS + MAX_ROWS
+
+
 def test_a_worker_that_stands_still_keeps_its_shards(jobs, whole):
     first = start(jobs, 0.05)
     jobs.wait_for_requests(2)
