@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None, open_model: Any = None) -> int:
         return _tell(f"interrupted; {again}", INTERRUPTED)
     except OSError as error:
         return _tell(f"{error}; {again} once that is mended", FAILED, config.log_level)
+    except ImportError as error:
+        return _tell(str(error), USAGE, config.log_level)
     except ValueError as error:
         return _tell(str(error), FAILED, config.log_level)
     except RuntimeError as error:  # the engine, or the device under it

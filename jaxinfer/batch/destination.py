@@ -7,7 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.batch.errors import JobError
 from jaxinfer.jobs.durable import move_durably, naming
+
+_OWN_NAMES = ("results-", "errors-")
+_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"))
 
 
 class Destination:
@@ -22,10 +26,9 @@ class Destination:
         self._scratch = scratch
         self._fs: Any = None
         if is_remote(output):
-            import fsspec
-
-            self._fs, self._root = fsspec.core.url_to_fs(output)
-            self._fs.makedirs(self._root, exist_ok=True)
+            self._fs, self._root = _file_system(output)
+            if not _STORES.intersection(_protocols(self._fs)):  # those make buckets, and know no folders
+                self._fs.makedirs(self._root, exist_ok=True)
         else:
             self._folder = Path(output.removeprefix("file://")).expanduser()
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -63,11 +66,24 @@ class Destination:
             return (self._folder / name).read_bytes()
         return self._fs.cat_file(f"{self._root}/{name}")
 
+    def is_own(self, path: str) -> bool:
+        """Whether a path is that of a file that a job writes here."""
+        folder, _, name = path.rpartition("/")
+        if not name.startswith(_OWN_NAMES):
+            return False
+        if self._fs is None:
+            return not is_remote(path) and os.path.realpath(folder) == os.path.realpath(self._folder)
+        return folder == self.output.rstrip("/")
+
     def names(self) -> list[str]:
         """Of what is there."""
         if self._fs is None:
             return sorted(path.name for path in self._folder.iterdir())
-        return sorted(path.rsplit("/", 1)[-1] for path in self._fs.ls(self._root, detail=False))
+        try:
+            found = self._fs.ls(self._root, detail=False)
+        except FileNotFoundError:  # a store has no folder before it has a file in it
+            return []
+        return sorted(path.rsplit("/", 1)[-1] for path in found)
 
     def num_bytes(self, name: str) -> int | None:
         """The size of a file, or None where there is none."""
@@ -82,6 +98,19 @@ class Destination:
             (self._folder / name).unlink(missing_ok=True)
         elif self.num_bytes(name) is not None:
             self._fs.rm_file(f"{self._root}/{name}")
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+
+        return url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise JobError(f"--output {url}: {error}; pip install 'jaxinfer[batch]', and the store's package") from None
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def is_remote(path: str) -> bool:

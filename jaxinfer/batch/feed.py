@@ -11,12 +11,13 @@ from typing import Any
 
 from jaxinfer.batch.errors import JobError
 from jaxinfer.batch.inputs import read
-from jaxinfer.batch.records import InputRecord
+from jaxinfer.batch.records import InputRecord, size_of
 from jaxinfer.batch.requests import Ask, LongPromptError, RecordError, Requests
 from jaxinfer.batch.shard import OpenShard
 
-WINDOW_TOKENS = 1 << 20
-"""A window has no more of them, so that long prompts take no more memory than short ones."""
+WINDOW_BYTES = 32 << 20
+"""A window has about so many at most, so that long records take no more memory than short ones."""
+_TOKEN_BYTES = 32
 
 PREFIX_TOKENS = 32
 """Prompts that begin with the same tokens, this many, run beside each other."""
@@ -105,20 +106,20 @@ class Feed:
 
     def _windows(self) -> Iterator[list[Item]]:
         window: list[Item] = []
-        num_tokens = 0
+        num_bytes = 0
         while not self._stopped.is_set() and (shard := self._take_shard()) is not None:
             for item in self._items(shard):
                 if self._stopped.is_set():
                     return
                 window.append(item)
                 self._num_read += 1
-                num_tokens += len(item.ask.prompt_ids) if item.ask is not None else 0
-                if len(window) == self._window or num_tokens > WINDOW_TOKENS:
+                num_bytes += _size(item)
+                if len(window) == self._window or num_bytes > WINDOW_BYTES:
                     yield window
-                    window, num_tokens = [], 0
+                    window, num_bytes = [], 0
             if window and self._num_ahead >= self._enough:
                 yield window
-                window, num_tokens = [], 0
+                window, num_bytes = [], 0
             while self._num_ahead >= self._enough and not self._stopped.is_set():
                 time.sleep(_POLL_S)
         if window:
@@ -154,6 +155,12 @@ class Feed:
         except RecordError as error:
             features = self._requests.features(record)
             return Item(shard, record, None, features, str(error), isinstance(error, LongPromptError))
+
+
+def _size(item: Item) -> int:
+    """About how many bytes it takes."""
+    num_tokens = len(item.ask.prompt_ids) if item.ask is not None else 0
+    return num_tokens * _TOKEN_BYTES + size_of(item.record.fields)
 
 
 def in_order(window: list[Item]) -> list[Item]:

@@ -119,7 +119,7 @@ def _mapping(name: str, value: Any) -> dict[Any, Any]:
 
 
 def _numbers(name: str, value: Any) -> dict[Any, float | int]:
-    found = _mapping(name, value)
+    found = {key: each for key, each in _mapping(name, value).items() if each is not None}  # Parquet fills with null
     for key, each in found.items():
         if _number(name, each) is None or isinstance(each, list):
             raise ValueError(f"{name}[{key!r:.60}]={each!r:.60} must be a number")

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from jaxinfer.batch.feed import Feed
 from jaxinfer.batch.fingerprint import Fingerprint, check_unchanged
 from jaxinfer.batch.inputs import expand
 from jaxinfer.batch.model import Model
+from jaxinfer.batch.outputs import check_format
 from jaxinfer.batch.plan import FILE_NAME as PLAN_NAME
 from jaxinfer.batch.plan import Plan, check_sources, make_plan
 from jaxinfer.batch.progress import Progress
@@ -34,6 +36,8 @@ from jaxinfer.jobs.durable import FolderInUseError, FolderLock, write_durably
 STATE_NAME = ".jaxinfer-job"
 _SETTINGS_NAME = "settings.json"
 _FINGERPRINT_NAME = "fingerprint.json"
+_ARGUMENTS_NAME = "arguments.json"
+_OWNER_NAME = ".jaxinfer-owner"
 _POLL_S = 0.5
 
 
@@ -56,9 +60,10 @@ class Job:
             OSError: files cannot be read or written.
             KeyboardInterrupt, TerminatedError: a signal ended it.
         """
-        paths = expand(self._config.inputs)
-        self._state.mkdir(parents=True, exist_ok=True)
+        check_format(self._config.format)
         destination = Destination(self._config.output, self._state)
+        paths = [path for path in expand(self._config.inputs) if not destination.is_own(path)]
+        self._state.mkdir(parents=True, exist_ok=True)
         with self._alone():
             plan = self._plan(paths, destination)
             if (summary := self._finished(plan, destination)) is not None:
@@ -70,6 +75,8 @@ class Job:
             work = _Work(self._config, self._state, plan, naming, model, fingerprint)
             work.run()
             check_sources(plan, paths)  # they may have changed meanwhile
+            if names := model.requests.unseen_names:
+                print(f"jaxinfer: no record had {', '.join(names)}, which --pass-through names", file=sys.stderr)
             with self._alone():
                 return work.summarize()
 
@@ -92,8 +99,14 @@ class Job:
         config = self._config
         plan = Plan.load(self._state)
         if plan is not None:
-            check_sources(plan, paths)
-            self._check_settings()
+            try:
+                check_sources(plan, paths)
+                self._check_settings()
+            except ValueError as error:
+                if any(self._state.glob("shards/*/*")):
+                    raise
+                raise JobError(f"{error}\nNothing of it is done: without {self._state} it begins anew") from None
+            self._check_owner(destination)
             return plan
         if (self._state / "shards").exists():
             raise JobError(
@@ -106,8 +119,25 @@ class Job:
             )
         plan = make_plan(paths, config.input_format, config.records_per_shard, config.limit, not config.quiet)
         _write_json(self._state / _SETTINGS_NAME, self._settings)
+        _write_json(self._state / _OWNER_NAME, uuid.uuid4().hex)
+        self._check_owner(destination, begins=True)
         plan.save(self._state)
         return plan
+
+    def _check_owner(self, destination: Destination, begins: bool = False) -> None:
+        """See that no other job, with a state of its own, writes to the same output."""
+        own = _read_json(self._state / _OWNER_NAME)
+        try:
+            owner = json.loads(destination.read_bytes(_OWNER_NAME))
+        except (FileNotFoundError, ValueError):
+            owner = None
+        if owner is None or begins:
+            destination.put_bytes(_OWNER_NAME, json.dumps(own).encode())
+        elif owner != own:
+            raise JobError(
+                f"another job has written to {self._config.output} since this one began: begin again with another "
+                "--output and --state"
+            )
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -131,6 +161,9 @@ class Job:
         """The summary of a job of which nothing is left to do, for which no model is needed."""
         if self._begun_under() is None or Leases(self._state, plan.shards, destination).num_unfinished:
             return None
+        path = self._state / _ARGUMENTS_NAME
+        if not path.exists() or _read_json(path) != self._arguments:
+            return None  # it may be another model
         try:
             summary = json.loads(destination.read_bytes(SUMMARY_NAME))
             summary["run"] = dict.fromkeys(summary["run"], 0)
@@ -145,7 +178,14 @@ class Job:
         if then is not None:
             check_unchanged(then, now, self._config.accept_changes)
         _write_json(self._state / _FINGERPRINT_NAME, now.as_json())
+        _write_json(self._state / _ARGUMENTS_NAME, self._arguments)
         return now
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """What the model was opened with, as JSON has it."""
+        given = {"model": self._config.model, **self._config.engine, "opener": self._open_model.__module__}
+        return json.loads(json.dumps(given, default=str))
 
     def _begun_under(self) -> Fingerprint | None:
         """The fingerprint that the last run of the job had."""

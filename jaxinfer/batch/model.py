@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from jaxinfer.batch.config import JobConfig, settings_of
+from jaxinfer.batch.errors import JobError
 from jaxinfer.batch.fingerprint import Fingerprint
 from jaxinfer.batch.outputs import RESERVED
 from jaxinfer.batch.requests import Requests
 from jaxinfer.batch.worker import Runs
 from jaxinfer.flags import served_name
+from jaxinfer.request import SamplingParams
 
 
 @runtime_checkable
@@ -41,7 +43,7 @@ def open_llm(config: JobConfig) -> Iterator[Model]:
     """The model that a job names, loaded.
 
     Raises:
-        ValueError: what `LLM` raises.
+        ValueError: what `LLM` raises, or sampling settings that the model cannot honour.
     """
     from jaxinfer.batch.fingerprint import fingerprint_of
     from jaxinfer.llm import LLM
@@ -58,7 +60,17 @@ def open_llm(config: JobConfig) -> Iterator[Model]:
             vocab_size,
             RESERVED,
         )
+        _check_sampling(llm, requests.params)
         # As many again as run, so that the engine can choose those that share what it has cached.
         max_rows = 2 * settings.max_num_seqs
         fingerprint = fingerprint_of(llm, settings_of(config))
         yield Model(llm.engine, requests, fingerprint, max_rows, llm.wait_until_compiled)
+
+
+def _check_sampling(llm: Any, params: SamplingParams) -> None:
+    """See that the job's own settings can be honoured, rather than blame its first record."""
+    try:
+        llm.engine.add("check", [0], params)
+    except ValueError as error:
+        raise JobError(f"the job's sampling settings: {error}") from None
+    llm.engine.abort("check")

@@ -136,7 +136,8 @@ def check_sources(plan: Plan, paths: Sequence[str]) -> None:
     if list(paths) != then:
         raise JobError(_changed("the inputs were in another order"))
     for source in plan.sources:
-        if stamp(source.path) != source.stamp and _content(source) != (source.num_bytes, source.sha256):
+        same = source.stamp and stamp(source.path) == source.stamp
+        if not same and _content(source) != (source.num_bytes, source.sha256):
             raise JobError(_changed(f"{source.path} had other content"))
 
 

@@ -105,3 +105,14 @@ def _with_bytes(value: Any) -> Any:
             return base64.b64decode(value[_BYTES])
         return {name: _with_bytes(each) for name, each in value.items()}
     return [_with_bytes(each) for each in value] if isinstance(value, list) else value
+
+
+def size_of(value: Any) -> int:
+    """About how many bytes a field's value, or all fields, have."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(size_of, value.values()))
+    if isinstance(value, list):
+        return 8 * len(value) if not value or isinstance(value[0], int | float) else sum(map(size_of, value))
+    return 8

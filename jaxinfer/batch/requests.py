@@ -68,9 +68,10 @@ class Requests:
         own = {name: plain(name, value) for name, value in config.sampling.items()}
         self._base = {**default_fields, **own}
         sampling_params({**default_fields, **config.sampling})
-        self._params = SamplingParams(**self._base)  # of records without fields of their own: checked once
+        self.params = SamplingParams(**self._base)  # of records without fields of their own: checked once
         if clash := sorted(reserved.intersection(config.pass_through or ())):
             raise ValueError(_reserved_words(clash[0]))
+        self._unseen = set(config.pass_through or ())
         # Two of these names may be the same: `--prompt-feature messages` is a conversation.
         self._sources = tuple(dict.fromkeys((config.prompt_feature, "prompt_token_ids", "messages")))
         self._own_names = _SAMPLING.union(FORM_FIELDS, self._sources)
@@ -88,7 +89,7 @@ class Requests:
                 ids, own = self._of_line(given)
             else:
                 ids, own = self._prompt(given), self._sampling(given)
-            params = SamplingParams(**{**self._base, **own}) if own else copy(self._params)
+            params = SamplingParams(**{**self._base, **own}) if own else copy(self.params)
             if own.get("seed") is None:
                 object.__setattr__(params, "seed", derived_seed(self._config.seed, file, record.index))
             if params.return_hidden_states or params.return_logits:
@@ -99,6 +100,11 @@ class Requests:
         except ValueError as error:
             raise RecordError(str(error)) from None
 
+    @property
+    def unseen_names(self) -> list[str]:
+        """Fields to copy that no record had so far."""
+        return sorted(self._unseen)
+
     def features(self, record: InputRecord) -> dict[str, Any]:
         """The fields to copy of a record that cannot be run, as far as results can have them."""
         return {name: value for name, value in self._copied(record.fields).items() if name not in self._reserved}
@@ -107,6 +113,8 @@ class Requests:
         """The tokens of a record's prompt, from the one field that has it."""
         found = [name for name in self._sources if given.get(name) is not None and given[name] != []]
         if not found:
+            if empty := [name for name in self._sources if name in given]:
+                raise RecordError(f"its {empty[0]} is null or empty; give it a prompt")
             names = ", ".join(sorted(given))[:200] or "none"
             raise RecordError(
                 f"it has no prompt: {', '.join(self._sources)} are missing; its fields are {names}; "
@@ -193,6 +201,8 @@ class Requests:
     def _copied(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Fields to copy: those that the job names, or those that mean nothing else."""
         named = self._config.pass_through
+        if self._unseen:
+            self._unseen = {name for name in self._unseen if name not in given}
         if is_line(given):
             names = ["custom_id", *(name for name in named or () if name != "custom_id")]
         else:

@@ -55,7 +55,7 @@ def test_ended_at_one_durable_call_after_another(jobs, uninterrupted, after):
         code = jobs.run(num_rows=NUM_ROWS, crash=number, after=after)
         assert code in (0, 9), jobs.said()
         num_ended += code == 9
-    assert num_ended > 6
+    assert num_ended > 2  # how many calls there are depends on how many results share one
     assert jobs.run(num_rows=NUM_ROWS) == 0
     check_whole(jobs, uninterrupted, num_ended)
 

@@ -218,12 +218,13 @@ def test_a_store_for_inputs_and_results(job):
     code, said = job.run(*flags)
     assert code == 0, said
     names = sorted(path.rsplit("/", 1)[-1] for path in store.ls("/job/out", detail=False))
-    assert names == [*(f"results-{number:05d}-of-00003.tfrecord" for number in range(3)), "summary.json"]
-    whole = {name: store.cat_file(f"/job/out/{name}") for name in names[:3]}
+    results = [f"results-{number:05d}-of-00003.tfrecord" for number in range(3)]
+    assert names == [".jaxinfer-owner", *results, "summary.json"]
+    whole = {name: store.cat_file(f"/job/out/{name}") for name in results}
     assert not list(job.folder.rglob("*.part")) and job.requests().total() == 7
     store.rm_file("/job/out/results-00001-of-00003.tfrecord")
     assert job.run(*flags)[0] == 0
-    assert job.requests().total() == 10 and whole == {name: store.cat_file(f"/job/out/{name}") for name in names[:3]}
+    assert job.requests().total() == 10 and whole == {name: store.cat_file(f"/job/out/{name}") for name in results}
     code, said = job.run(*flags, "--state", str(job.folder / "another"))
     assert code == 1 and "memory://job/out holds results of another job" in said
     store.pipe_file("/job/in/a.tfrecord", (job.folder / "local").read_bytes()[:-1] + b"x")

@@ -17,6 +17,7 @@ _FORMAT_OF_SUFFIX = {
     "parquet": "parquet",
 }  # fmt: skip
 _SHARD = re.compile(r"-\d+-of-\d+$")
+_TELLING = ("ETag", "etag", "generation", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 
 
@@ -32,7 +33,7 @@ def expand(patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         is_url = _URL.match(pattern) is not None and not pattern.startswith("file://")
         for file in _urls(pattern) if is_url else _paths(pattern.removeprefix("file://")):
-            found.setdefault(file if is_url else os.path.abspath(file), file)
+            found.setdefault(file if is_url else os.path.realpath(file), file)
     return list(found.values())
 
 
@@ -47,8 +48,10 @@ def format_of(path: str, given: str | None = None) -> str:
             raise InputError(f"{given!r} is no format of inputs: give one of {', '.join(FORMATS)}")
         return given
     name = _SHARD.sub("", re.split(r"[/\\]", path)[-1].lower())
-    name = _SHARD.sub("", re.sub(r"\.(gz|gzip|zlib)$", "", name))
-    found = _FORMAT_OF_SUFFIX.get(name.rpartition(".")[2])
+    stem = _SHARD.sub("", re.sub(r"\.(gz|gzip|zlib)$", "", name))
+    found = _FORMAT_OF_SUFFIX.get(stem.rpartition(".")[2])
+    if found == "parquet" and stem != name:
+        raise InputError(f"{path}: Parquet is compressed within; decompress the file")
     if found is None:
         raise InputError(f"{path}: its name says no format (as prompts.tfrecord would): give --input-format")
     return found
@@ -65,20 +68,26 @@ def open_file(path: str) -> Any:
 def stamp(path: str) -> str:
     """What changes when a file does, without reading it: its size and times, or what a store tells of it.
 
-    A file whose stamp is another may still have the same content. Raises OSError as it comes.
+    A file whose stamp is another may still have the same content; one whose stamp is empty, as where a web server tells
+    nothing, may have changed. Raises OSError as it comes.
     """
     if not _URL.match(path):
         status = os.stat(path)
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"  # a copy may bring its time along
     filesystem, place = _filesystem(path)
-    return filesystem.ukey(place)
+    filesystem.invalidate_cache()  # what it told before
+    about = filesystem.info(place)
+    told = [f"{name}={about[name]}" for name in _TELLING if about.get(name) is not None]
+    return f"{about.get('size')} {' '.join(told)}" if told else ""
 
 
 def _paths(pattern: str) -> list[str]:
     if os.path.isdir(pattern):
         raise InputError(f"{pattern} is a folder: name its files, as {os.path.join(pattern, '*.tfrecord')}")
-    if os.path.exists(pattern):  # whatever characters its name has
+    if os.path.isfile(pattern):  # whatever characters its name has
         return [pattern]
+    if os.path.exists(pattern):
+        raise InputError(f"{pattern} is no regular file: a job reads its inputs more than once; write it to one")
     found = sorted(path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path))
     if not found:
         raise InputError(f"{pattern}: no file has this name" + (" or matches it" if glob.has_magic(pattern) else ""))

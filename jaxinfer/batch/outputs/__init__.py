@@ -48,6 +48,16 @@ RESERVED = frozenset(
 _BUFFER_BYTES = 1 << 20
 
 
+def check_format(format: str) -> None:
+    """See that files of a format can be written, before there is something to write.
+
+    Raises:
+        ImportError: a package is missing; says how to install it.
+    """
+    if format == "parquet":
+        _parquet()
+
+
 def write_results(
     format: str, path: Path, results: Callable[[], Iterator[Result]], *, from_examples: bool = False
 ) -> None:

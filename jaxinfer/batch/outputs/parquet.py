@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxinfer.batch.outputs.kinds import Kind, as_text, common_kind, encoded, json_text, kind_of, one_or_list
-from jaxinfer.batch.records import Result
+from jaxinfer.batch.records import Result, size_of
 
 # A row group is held as it is written: a row counts as many as the numbers it has.
 _MAX_GROUP_ROWS = 8192
@@ -70,6 +70,7 @@ def _groups(results: Iterable[Result]) -> Iterator[list[Result]]:
     num_numbers = 0
     for result in results:
         group.append(result)
+        num_numbers += size_of(result.features) // 8
         num_numbers += len(result.prompt_logprobs or ()) + sum(
             len(place or ()) for place in result.prompt_top_logprobs or ()
         )
