@@ -63,6 +63,8 @@ class Job:
         check_format(self._config.format)
         destination = Destination(self._config.output, self._state)
         paths = [path for path in expand(self._config.inputs) if not destination.is_own(path)]
+        if not paths:
+            raise JobError(f"all inputs are results of this job, in {self._config.output}: give its prompts")
         self._state.mkdir(parents=True, exist_ok=True)
         with self._alone():
             plan = self._plan(paths, destination)
@@ -103,7 +105,7 @@ class Job:
                 check_sources(plan, paths)
                 self._check_settings()
             except ValueError as error:
-                if any(self._state.glob("shards/*/*")):
+                if any(path.stat().st_size for path in self._state.glob("shards/*/*")):
                     raise
                 raise JobError(f"{error}\nNothing of it is done: without {self._state} it begins anew") from None
             self._check_owner(destination)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import fsspec
 import pytest
@@ -110,6 +111,8 @@ def test_results_are_no_inputs_of_their_job(tmp_path, run, prompts):
     for _ in range(2):
         assert run(*given)[0] == 0
     assert json.loads((tmp_path / "summary.json").read_text())["records"] == 3
+    code, said = run("--input", str(tmp_path / "results-*.jsonl"), "--output", str(tmp_path))
+    assert code == 1 and "all inputs are results of this job" in said
 
 
 def test_a_name_that_no_record_has_is_told(tmp_path, run, prompts):
@@ -118,10 +121,16 @@ def test_a_name_that_no_record_has_is_told(tmp_path, run, prompts):
 
 
 def test_a_job_of_which_nothing_is_done_may_begin_anew(tmp_path, run, prompts):
-    bad = tmp_path / "bad"
-    bad.mkdir()
-    assert run("--input", str(prompts), "--output", str(bad), "--limit", "1", "--dry-run")[0] == 0
-    assert not list(bad.iterdir())
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": 5}\n')
+    out = ["--output", str(tmp_path / "out")]
+    assert run("--input", str(bad), *out)[0] == 1
+    code, said = run("--input", str(prompts), *out)
+    assert code == 1 and "Nothing of it is done: without" in said
+    shutil.rmtree(tmp_path / "out" / ".jaxinfer-job")
+    assert run("--input", str(prompts), *out)[0] == 0
+    code, said = run("--input", str(bad), *out)
+    assert code == 1 and "Nothing of it is done" not in said
 
 
 def test_names_that_cannot_be_inputs(tmp_path):
