@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from typing import Any, Self
+from typing import Any
 
 
 class RestingProcess:
@@ -26,7 +26,7 @@ class RestingProcess:
         self._command = [sys.executable, "-m", module, json.dumps(arguments)]
         self._name = name
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Any:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
