@@ -208,9 +208,8 @@ def test_a_timeout_counts_the_wait(ask, slow, door):
     assert [choice.finish_reason for output in outputs for choice in output.outputs] == ["timeout"] * 4
     counts = [len(choice.token_ids) for output in outputs for choice in output.outputs]
     assert counts[0] > 0 and counts[1] == counts[3] == 0
-    waited_s = outputs[1].metrics.get("queue_s")
-    assert (waited_s is None) == (counts[2] == 0) == (outputs[1].outputs[0].text == "")
-    assert waited_s is None or outputs[1].metrics["e2e_s"] < waited_s + 0.2
+    second = outputs[1].metrics
+    assert counts[2] == 0 or second["e2e_s"] < second["queue_s"] + 0.2
     assert len(ask(door, ["ghi"], SHORT)[0].outputs[0].token_ids) == 5
 
 
