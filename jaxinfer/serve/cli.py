@@ -57,7 +57,14 @@ def make_parser() -> argparse.ArgumentParser:
     engine = parser.add_argument_group("engine")
     add_engine_flags(engine)
     engine.add_argument("--tenant-weights", type=json_object, metavar="JSON", help='shares, as {"batch": 0.5}')
-    http = parser.add_argument_group("http")
+    _add_http_flags(parser.add_argument_group("http"))
+    _add_limit_flags(parser.add_argument_group("limits"))
+    _add_batch_flags(parser.add_argument_group("batches"))
+    _add_log_flags(parser.add_argument_group("logs"))
+    return parser
+
+
+def _add_http_flags(http: Any) -> None:
     http.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from other machines")
     http.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     http.add_argument("--api-key", action="append", nargs="+", metavar="KEY", help="or NAME:KEY; clients need one")
@@ -67,7 +74,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     http.add_argument("--ssl-keyfile", metavar="FILE")
     http.add_argument("--ssl-certfile", metavar="FILE")
-    limits = parser.add_argument_group("limits")
+
+
+def _add_limit_flags(limits: Any) -> None:
     limits.add_argument("--max-queue-len", type=int, default=256, metavar="N", help="sequences that may wait")
     limits.add_argument("--max-requests-per-tenant", type=int, metavar="N", help="at once")
     limits.add_argument(
@@ -105,7 +114,9 @@ def make_parser() -> argparse.ArgumentParser:
     limits.add_argument(
         "--drain-timeout", dest="drain_timeout_s", type=float, default=30.0, metavar="S", help="to finish after SIGTERM"
     )
-    batches = parser.add_argument_group("batches")
+
+
+def _add_batch_flags(batches: Any) -> None:
     batches.add_argument("--batch-dir", metavar="FOLDER", help="for files and batches; the user's by default, or none")
     batches.add_argument("--max-batch-seqs", type=int, metavar="N", help="requests of batches at once")
     batches.add_argument(
@@ -124,14 +135,15 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="of all: 10G",
     )
-    logs = parser.add_argument_group("logs")
+
+
+def _add_log_flags(logs: Any) -> None:
     logs.add_argument("--log-level", choices=LOG_LEVELS, default="info")
     logs.add_argument("--log-format", choices=("text", "json"), default="text", help="of the line that a request gets")
     logs.add_argument(
         "--log-prompts", action=argparse.BooleanOptionalAction, default=False, help="have these lines hold the prompts"
     )
     logs.add_argument("--otlp-traces-endpoint", metavar="URL", help="for spans: http://localhost:4318/v1/traces")
-    return parser
 
 
 def parse(argv: Sequence[str] | None = None) -> Settings:
