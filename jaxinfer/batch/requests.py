@@ -67,8 +67,8 @@ class Requests:
         self._reserved = reserved
         own = {name: plain(name, value) for name, value in config.sampling.items()}
         self._base = {**default_fields, **own}
-        sampling_params({**default_fields, **config.sampling})
-        self.params = SamplingParams(**self._base)  # of records without fields of their own: checked once
+        # Of records without fields of their own: checked once.
+        self.params = sampling_params({**default_fields, **config.sampling})
         if clash := sorted(reserved.intersection(config.pass_through or ())):
             raise ValueError(_reserved_words(clash[0]))
         self._unseen = set(config.pass_through or ())
