@@ -79,7 +79,7 @@ class JobConfig:
             raise ValueError("input is missing: give files or globs")
         if not self.output:
             raise ValueError("output is missing: give a folder for the results")
-        if self.state is None and _is_remote(self.output):
+        if self.state is None and is_remote(self.output):
             raise ValueError(f"output={self.output} is not on this machine: give a local folder for the journal, state")
         if self.state is not None and re.match(r"\w{2,}:/", str(self.state)):
             raise ValueError(f"state={self.state} must be a local folder: the journal needs its locks and its fsync")
@@ -125,5 +125,11 @@ def policies_of(config: JobConfig) -> dict[str, str]:
     return {name: getattr(config, name) for name in _POLICIES}
 
 
-def _is_remote(path: str) -> bool:
+def is_remote(path: str) -> bool:
+    """Whether a path is the URL of a store, rather than of a local file."""
     return "://" in path and not path.startswith("file://")
+
+
+def local_folder(path: str) -> Path:
+    """A local folder, which may be named by its URL."""
+    return Path(path.removeprefix("file://")).expanduser()

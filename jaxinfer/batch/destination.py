@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxinfer.batch.config import is_remote, local_folder
 from jaxinfer.batch.errors import JobError
 from jaxinfer.jobs.durable import move_durably, naming
 
@@ -30,7 +31,7 @@ class Destination:
             if not _STORES.intersection(_protocols(self._fs)):  # those make buckets, and know no folders
                 self._fs.makedirs(self._root, exist_ok=True)
         else:
-            self._folder = Path(output.removeprefix("file://")).expanduser()
+            self._folder = local_folder(output)
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, write: Callable[[Path], None]) -> None:
@@ -111,8 +112,3 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 def _protocols(fs: Any) -> tuple[str, ...]:
     return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-
-
-def is_remote(path: str) -> bool:
-    """Whether a path is the URL of a store, rather than of a local file."""
-    return "://" in path and not path.startswith("file://")

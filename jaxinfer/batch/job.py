@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from jaxinfer.batch.committer import Committer
-from jaxinfer.batch.config import JobConfig, policies_of, settings_of
+from jaxinfer.batch.config import JobConfig, local_folder, policies_of, settings_of
 from jaxinfer.batch.destination import Destination
 from jaxinfer.batch.errors import JobError, TerminatedError
 from jaxinfer.batch.feed import Feed
@@ -50,7 +50,7 @@ class Job:
     def __init__(self, config: JobConfig, open_model: Callable[[JobConfig], contextlib.AbstractContextManager[Model]]):
         self._config = config
         self._open_model = open_model
-        self._state = config.state or Path(config.output.removeprefix("file://")).expanduser() / STATE_NAME
+        self._state = config.state or local_folder(config.output) / STATE_NAME
 
     def run(self) -> dict[str, Any]:
         """Until all of the job is done. Returns its summary.
