@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from jaxinfer.batch.inputs.file_scan import MAX_RECORD_BYTES, FileScan, Start
-from jaxinfer.batch.inputs.streams import PIECE_BYTES, DamagedStreamError, Stream
+from jaxinfer.batch.inputs.streams import PIECE_BYTES, DamagedStreamError, Stream, scan_of
 from jaxinfer.batch.records import InputRecord
 
 MAX_DEPTH = 64  # of lists and objects in each other: enough for any schema, and far from where recursion ends
@@ -18,14 +18,8 @@ _SUSPICIOUS = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 
 
 def scan(file: Any, every: int) -> FileScan:
-    starts: list[Start] = []
-    num_records = 0
     stream = Stream(file, _is_plain, hashing=True)
-    for offset, _, _ in _lines(stream):
-        if num_records % every == 0:
-            starts.append((num_records, offset))
-        num_records += 1
-    return FileScan(*stream.finish(), num_records, starts)
+    return scan_of(stream, (offset for offset, _, _ in _lines(stream)), every)
 
 
 def read(file: Any, start: Start) -> Iterator[InputRecord]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from jaxinfer.batch.inputs.file_scan import InputError
+from jaxinfer.batch.inputs.file_scan import FileScan, InputError, Start
 
 PIECE_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 12
@@ -136,6 +136,17 @@ class Stream:
         while self._stored.read(PIECE_BYTES):
             pass
         return self._stored.num_bytes, self._stored.digest.hexdigest()
+
+
+def scan_of(stream: Stream, offsets: Iterable[int], every: int) -> FileScan:
+    """What a first pass finds, given where each record of `stream` begins."""
+    starts: list[Start] = []
+    num_records = 0
+    for offset in offsets:
+        if num_records % every == 0:
+            starts.append((num_records, offset))
+        num_records += 1
+    return FileScan(*stream.finish(), num_records, starts)
 
 
 def _up_to_the_damage(inflater: Any, stored: bytes) -> bytes:

@@ -8,19 +8,13 @@ from typing import Any
 from jaxinfer.batch.example import decode
 from jaxinfer.batch.framing import CHECKSUM, HEADER, masked_crc
 from jaxinfer.batch.inputs.file_scan import MAX_RECORD_BYTES, FileScan, Start
-from jaxinfer.batch.inputs.streams import DamagedStreamError, Stream
+from jaxinfer.batch.inputs.streams import DamagedStreamError, Stream, scan_of
 from jaxinfer.batch.records import InputRecord
 
 
 def scan(file: Any, every: int) -> FileScan:
-    starts: list[Start] = []
-    num_records = 0
     stream = Stream(file, _starts_with_frame, hashing=True)
-    for offset, _, _ in frames(stream, keep_data=False):
-        if num_records % every == 0:
-            starts.append((num_records, offset))
-        num_records += 1
-    return FileScan(*stream.finish(), num_records, starts)
+    return scan_of(stream, (offset for offset, _, _ in frames(stream, keep_data=False)), every)
 
 
 def read(file: Any, start: Start) -> Iterator[InputRecord]:
